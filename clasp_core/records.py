@@ -1,0 +1,148 @@
+"""What is stored: questions, rounds, turns and manifests, and their JSON form. Raw values only; see `metrics`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+SCHEMA = 1
+"""Version of the row layout; a reader refuses rows of another one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One benchmark item. `task` is the reported subtask; `category` the finer label of the question file."""
+
+    question_id: int
+    task: str
+    category: str
+    turns: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class RoundTrace:
+    """Counters and times of every round of one turn, as equally long lists (times in seconds).
+
+    `num_accepted` counts kept draft tokens; the target's own token is not among them. `num_emitted` is what
+    the round committed after the cut at the stop token and at the budget. `num_draft_steps` counts forward
+    passes of the drafter, which differs from `num_drafted` for trees and for copies. `num_searches` counts
+    searches for a skip set (a dynamic programme, a trial); their time is `select_s`, and the search that
+    follows the prefill belongs to the first round. `skip` is the skip set in use, as `LayerSkip.code`.
+    """
+
+    num_drafted: list[int] = field(default_factory=list)
+    num_accepted: list[int] = field(default_factory=list)
+    num_emitted: list[int] = field(default_factory=list)
+    num_draft_steps: list[int] = field(default_factory=list)
+    num_searches: list[int] = field(default_factory=list)
+    draft_s: list[float] = field(default_factory=list)
+    verify_s: list[float] = field(default_factory=list)
+    select_s: list[float] = field(default_factory=list)
+    skip: list[str | None] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.num_emitted)
+
+
+@dataclass(slots=True)
+class TurnRecord:
+    """One method's answer to one turn. Null means unknown or not applicable, never zero.
+
+    A failed turn carries `error` and no numbers. `decode_s` is everything after the first token, searches
+    included; `select_s` is the part of it spent on searches.
+    """
+
+    run_id: str
+    model: str
+    method: str
+    task: str
+    category: str
+    question_id: int
+    turn: int
+    repeat: int
+    seed: int
+    prompt_sha256: str | None = None
+    num_prompt_tokens: int | None = None
+    output_ids: list[int] | None = None
+    num_new_tokens: int | None = None
+    stop_reason: str | None = None
+    prefill_s: float | None = None
+    decode_s: float | None = None
+    select_s: float | None = None
+    rounds: RoundTrace | None = None
+    first_divergence: int | None = None
+    divergence_gap: float | None = None
+    divergence_bound: float | None = None
+    peak_memory_bytes: int | None = None
+    position_in_turn: int | None = None
+    error: str | None = None
+    schema: int = SCHEMA
+
+    @property
+    def key(self) -> tuple[str, str, int, int, int]:
+        """What makes a row unique within a run: method, task, question, turn, repeat."""
+        return (self.method, self.task, self.question_id, self.turn, self.repeat)
+
+    @property
+    def pair(self) -> tuple[str, int, int, int]:
+        """What two methods' rows share when they answered the same thing: task, question, turn, repeat."""
+        return (self.task, self.question_id, self.turn, self.repeat)
+
+    @property
+    def total_s(self) -> float | None:
+        """End-to-end seconds, prefill inside; null where either part is unknown."""
+        if self.prefill_s is None or self.decode_s is None:
+            return None
+        return self.prefill_s + self.decode_s
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dict with the field names as keys."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, row: dict[str, Any]) -> TurnRecord:
+        """The record of a stored row. Unknown keys are dropped, so that newer rows of one schema stay readable."""
+        if row.get("schema") != SCHEMA:
+            raise ValueError(f"row has schema {row.get('schema')!r}, this version reads {SCHEMA}")
+        known = {f.name for f in fields(cls)}
+        values = {key: value for key, value in row.items() if key in known}
+        if values.get("rounds") is not None:
+            values["rounds"] = RoundTrace(**values["rounds"])
+        return cls(**values)
+
+
+@dataclass(slots=True)
+class Manifest:
+    """Where a run's rows come from; everything a reader needs before trusting or pairing them.
+
+    `fingerprint` holds what must agree before times are compared (machine, devices, model, dtype, ...);
+    `config_hash` covers what decides the rows, and is what a resume checks.
+    """
+
+    run_id: str
+    status: str
+    """running | ok | failed | interrupted"""
+    reference: str | None
+    methods: list[str]
+    config: dict[str, Any]
+    config_hash: str
+    command: list[str]
+    git: dict[str, Any]
+    versions: dict[str, str]
+    fingerprint: dict[str, Any]
+    model: dict[str, Any]
+    start: str
+    end: str | None = None
+    num_failed: int = 0
+    notes: list[str] = field(default_factory=list)
+    schema: int = SCHEMA
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dict with the field names as keys."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, row: dict[str, Any]) -> Manifest:
+        """The manifest of a stored line."""
+        known = {f.name for f in fields(cls)}
+        return cls(**{key: value for key, value in row.items() if key in known})
