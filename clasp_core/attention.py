@@ -1,0 +1,169 @@
+"""Where rows sit, what they see (`Span`), and the attention over a preallocated cache (`attend`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention, softmax
+
+
+class PrefixCache(Protocol):
+    """What attention needs of a key-value cache; `kv_cache.KVCache` is the one in use."""
+
+    def write(self, layer: int, start: int, keys: Tensor, values: Tensor) -> None:
+        """Store `T H D` keys and values of one layer at slots `start ..`."""
+
+    def read(self, layer: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Views `H stop D` of one layer's keys and values."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Span:
+    """T rows of one forward pass: their slots, their positions and their view of one another.
+
+    Rows take cache slots `start .. start + T - 1` and all see slots `0 .. start - 1`. Among themselves they
+    see what `visible` (`T T`, bool) says; None means the usual causal order. Rows that do not write
+    (`write=False`) see the prefix and themselves only, and leave the cache as it was.
+    """
+
+    start: int
+    length: int
+    depths: tuple[int, ...] | None = None
+    """Row i sits at position `start + depths[i]`; None means `start + i`."""
+    visible: Tensor | None = None
+    write: bool = True
+    _on_device: dict[tuple[str, torch.device], Tensor] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def causal(cls, start: int, length: int) -> Span:
+        """Consecutive tokens."""
+        return cls(start, length)
+
+    @classmethod
+    def tree(cls, start: int, parents: tuple[int, ...]) -> Span:
+        """A root at row 0 and draft nodes behind it; `parents[i]` is the row of node i + 1's parent.
+
+        Parents come before their children. A node sees the prefix, its ancestors and itself.
+        """
+        rows = len(parents) + 1
+        visible = torch.eye(rows, dtype=torch.bool)
+        depths = [0]
+        for row, parent in enumerate(parents, start=1):
+            if not 0 <= parent < row:
+                raise ValueError(f"node {row} names parent {parent}; parents come first")
+            visible[row] |= visible[parent]
+            depths.append(depths[parent] + 1)
+        return cls(start, rows, tuple(depths), visible)
+
+    @classmethod
+    def siblings(cls, position: int, length: int) -> Span:
+        """Alternative states of one position: same position for all, prefix and self in view, nothing written."""
+        return cls(position, length, (0,) * length, None, write=False)
+
+    @property
+    def stop(self) -> int:
+        """One past the last cache slot of the span."""
+        return self.start + self.length
+
+    @property
+    def last_position(self) -> int:
+        """The largest position of a row."""
+        return self.start + (max(self.depths) if self.depths is not None else self.length - 1)
+
+    def positions(self, device: torch.device) -> Tensor:
+        """Positions of the rows, `T`, on a device (made once)."""
+        return self._cached("positions", device, self._positions)
+
+    def mask(self, device: torch.device) -> Tensor:
+        """`T stop` bool, true where a row may look, on a device (made once)."""
+        return self._cached("mask", device, self._mask)
+
+    def _positions(self, device: torch.device) -> Tensor:
+        if self.depths is None:
+            return torch.arange(self.start, self.stop, device=device)
+        return self.start + torch.tensor(self.depths, device=device)
+
+    def _mask(self, device: torch.device) -> Tensor:
+        everything = torch.ones(self.length, self.stop, dtype=torch.bool, device=device)
+        if self.visible is None:
+            return everything.tril(self.start)
+        everything[:, self.start :] = self.visible.to(device)
+        return everything
+
+    def _cached(self, name: str, device: torch.device, make: _Maker) -> Tensor:
+        if (name, device) not in self._on_device:
+            self._on_device[name, device] = make(device)
+        return self._on_device[name, device]
+
+
+class _Maker(Protocol):
+    def __call__(self, device: torch.device) -> Tensor: ...
+
+
+def attend(
+    queries: Tensor, keys: Tensor, values: Tensor, span: Span, cache: PrefixCache, *, layer: int, scale: float
+) -> Tensor:
+    """Attention output `T Hq D` for queries `T Hq D` and the rows' own keys and values `T H D`.
+
+    A writing span stores its rows in the cache first and then reads prefix and rows in one view. Grouped
+    heads: query heads `h*G .. h*G+G-1` read key-value head h.
+    """
+    if not span.write:
+        prefix_keys, prefix_values = cache.read(layer, span.start)
+        return _prefix_and_self(queries, keys, values, prefix_keys, prefix_values, scale)
+    cache.write(layer, span.start, keys, values)
+    seen_keys, seen_values = cache.read(layer, span.stop)
+    if span.start == 0 and span.visible is None and span.length > 1:
+        return _prefill(queries, seen_keys, seen_values, scale)
+    return _over_cache(queries, seen_keys, seen_values, span, scale)
+
+
+def _prefill(queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+    grouped = queries.shape[1] != keys.shape[0]
+    out = scaled_dot_product_attention(
+        queries.transpose(0, 1)[None], keys[None], values[None], is_causal=True, scale=scale, enable_gqa=grouped
+    )
+    return out[0].transpose(0, 1)
+
+
+def _over_cache(queries: Tensor, keys: Tensor, values: Tensor, span: Span, scale: float) -> Tensor:
+    """The G query heads of a group become rows of their key-value head, so keys are never repeated."""
+    rows, num_heads = queries.shape[:2]
+    grouped = _by_key_head(queries, keys.shape[0])
+    mask = None
+    if rows > 1:
+        mask = span.mask(queries.device).repeat(num_heads // keys.shape[0], 1)[None, None]
+    out = scaled_dot_product_attention(grouped[None], keys[None], values[None], attn_mask=mask, scale=scale)[0]
+    return _by_query_head(out, rows, num_heads)
+
+
+def _prefix_and_self(
+    queries: Tensor, keys: Tensor, values: Tensor, prefix_keys: Tensor, prefix_values: Tensor, scale: float
+) -> Tensor:
+    """Each row attends to the prefix and to itself: scores `[q . K_prefix, q . k_self]`, one softmax."""
+    rows, num_heads = queries.shape[:2]
+    num_kv = keys.shape[1]
+    group = num_heads // num_kv
+    grouped = _by_key_head(queries, num_kv)
+    own_keys = keys.transpose(0, 1).repeat(1, group, 1)
+    own_values = values.transpose(0, 1).repeat(1, group, 1)
+    to_prefix = grouped @ prefix_keys.transpose(1, 2)
+    to_self = (grouped * own_keys).sum(-1, keepdim=True)
+    weights = softmax(torch.cat((to_prefix, to_self), dim=-1) * scale, dim=-1, dtype=torch.float32)
+    weights = weights.to(queries.dtype)
+    out = weights[..., :-1] @ prefix_values + weights[..., -1:] * own_values
+    return _by_query_head(out, rows, num_heads)
+
+
+def _by_key_head(queries: Tensor, num_kv: int) -> Tensor:
+    """`T Hq D` -> `H (G T) D`."""
+    rows, num_heads, width = queries.shape
+    return queries.transpose(0, 1).reshape(num_kv, num_heads // num_kv * rows, width)
+
+
+def _by_query_head(out: Tensor, rows: int, num_heads: int) -> Tensor:
+    """`H (G T) D` -> `T Hq D`, the inverse of `_by_key_head`."""
+    return out.reshape(num_heads, rows, out.shape[-1]).transpose(0, 1)

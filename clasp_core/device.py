@@ -1,0 +1,118 @@
+"""The clock, synchronisation, peak memory and threads. The only place, with attention, that knows CUDA."""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+
+class Mark(Protocol):
+    """A moment, read without waiting for the device."""
+
+    def seconds_until(self, later: Any) -> float:
+        """Seconds from this moment to a later one; only after synchronisation."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostMark:
+    """A moment of the monotonic host clock."""
+
+    at: float
+
+    def seconds_until(self, later: HostMark) -> float:
+        """Seconds between two host moments."""
+        return later.at - self.at
+
+
+@dataclass(frozen=True, slots=True)
+class CudaMark:
+    """A moment of a CUDA stream: an event that is recorded, not waited for."""
+
+    event: torch.cuda.Event
+
+    def seconds_until(self, later: CudaMark) -> float:
+        """Seconds between two events of one device."""
+        return float(self.event.elapsed_time(later.event)) / 1000
+
+
+class Clock(Protocol):
+    """What the decoding loop needs of time."""
+
+    def now(self) -> float:
+        """Seconds on the monotonic clock once every device is idle."""
+
+    def mark(self) -> Any:
+        """A moment inside the timed region, without synchronisation."""
+
+
+class DeviceClock:
+    """Synchronises all devices for `now`; marks the phases by events on the device where tokens are drawn."""
+
+    def __init__(self, devices: Sequence[torch.device], drawn_on: torch.device):
+        self._gpus = [device for device in devices if device.type == "cuda"]
+        self._drawn_on = drawn_on
+
+    def now(self) -> float:
+        """Seconds on the monotonic clock once every device is idle."""
+        for gpu in self._gpus:
+            torch.cuda.synchronize(gpu)
+        return time.perf_counter()
+
+    def mark(self) -> HostMark | CudaMark:
+        """A moment inside the timed region, without synchronisation."""
+        if self._drawn_on.type != "cuda":
+            return HostMark(time.perf_counter())
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self._drawn_on))
+        return CudaMark(event)
+
+
+def reset_peak_memory(devices: Sequence[torch.device]) -> None:
+    """Start a new measurement of peak memory where the device supports one."""
+    for device in devices:
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+
+
+def peak_memory_bytes(devices: Sequence[torch.device]) -> int:
+    """Peak bytes allocated over all GPUs since the last reset, or the process's peak resident set on a CPU."""
+    gpus = [device for device in devices if device.type == "cuda"]
+    if gpus:
+        return sum(int(torch.cuda.max_memory_allocated(gpu)) for gpu in gpus)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def set_threads(num_threads: int | None) -> int:
+    """Use that many CPU threads (None: leave torch's choice) and say how many there are."""
+    if num_threads is not None:
+        torch.set_num_threads(num_threads)
+    return torch.get_num_threads()
+
+
+def describe() -> dict[str, Any]:
+    """Devices and thread settings as they are now, for a run's fingerprint."""
+    gpus = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+    return {
+        "gpus": [{"name": gpu.name, "memory_bytes": gpu.total_memory, "uuid": str(gpu.uuid)} for gpu in gpus],
+        "cuda": torch.version.cuda,
+        "num_threads": torch.get_num_threads(),
+        "omp_wait_policy": os.environ.get("OMP_WAIT_POLICY"),
+    }
+
+
+@contextmanager
+def deterministic_reductions() -> Iterator[None]:
+    """Full float32 products on GPUs (no TF32), restored afterwards."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)

@@ -1,0 +1,195 @@
+"""Drafters of the core: none at all, and the target itself with sub-layers skipped."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from clasp_core.attention import Span
+from clasp_core.decoding import Turn, Verified
+from clasp_core.errors import UserError
+from clasp_core.sampling import non_finite
+from clasp_core.skip import LayerSkip
+from clasp_core.target import TargetModel, forward
+from clasp_core.verify import Draft
+
+
+class NoDraft:
+    """Autoregressive decoding: the same loop, cache and clock, with an empty draft."""
+
+    extra_slots = 0
+
+    def needs_hidden(self, *, prefill: bool) -> bool:
+        """Never."""
+        return False
+
+    def start_stream(self, target: TargetModel) -> None:
+        """Nothing to forget."""
+
+    def start(self, turn: Turn, prompt: Sequence[int], prefill: Verified) -> int:
+        """Nothing to prepare."""
+        return 0
+
+    def propose(self, last_token: int, position: int, limit: int) -> Draft:
+        """Nothing."""
+        return Draft.empty()
+
+    def observe(self, verified: Verified) -> int:
+        """Nothing to learn."""
+        return 0
+
+
+class LayerSkipPolicy(Protocol):
+    """The one thing in which layer-skipping methods differ: which sub-layers the next draft step leaves out."""
+
+    def needs_hidden(self, *, prefill: bool) -> bool:
+        """Whether the coming prefill, or the coming verification, is to keep its states."""
+
+    def start_stream(self, target: TargetModel) -> None:
+        """A new method x task: forget everything; refuse a target that does not fit."""
+
+    def start(self, turn: Turn, prompt: Sequence[int], prefill: Verified) -> int:
+        """A new turn, after its prefill. Returns the number of searches run."""
+
+    def current(self) -> LayerSkip:
+        """The skip set for the next draft step."""
+
+    def observe(self, verified: Verified) -> int:
+        """Learn from a verdict. Returns the number of searches run."""
+
+
+class ExitRule(Protocol):
+    """When a draft ends early: after a token whose confidence is below `threshold`."""
+
+    @property
+    def threshold(self) -> float:
+        """The smallest confidence at which drafting goes on."""
+
+    def start_stream(self) -> None:
+        """A new method x task: forget everything."""
+
+    def observe(self, verified: Verified) -> None:
+        """Learn from a verdict."""
+
+
+@dataclass(frozen=True, slots=True)
+class FixedExit:
+    """A constant threshold on the un-warped softmax probability of the drafted token; 0 never exits."""
+
+    threshold: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.threshold <= 1:
+            raise UserError(f"exit_threshold is {self.threshold}; it is a probability, from 0 (never exit) to 1")
+
+    def start_stream(self) -> None:
+        """Nothing to forget."""
+
+    def observe(self, verified: Verified) -> None:
+        """Nothing to learn."""
+
+
+class SelfDrafter:
+    """Drafts a chain with the target minus a skip set, into the scratch part of the target's own cache.
+
+    The draft reads the committed prefix (full-model keys and values) and writes its own behind it, for kept
+    layers only; verification then overwrites those slots in every layer, so nothing is cloned or rolled back.
+
+    `low_confidence_token`: the token that ends a draft stays in it (`keep`) or is left out (`drop`).
+    `draft_sampling` at a temperature above 0: drafts are drawn from the draft's own warped distribution
+    (`sample`), or are its most probable tokens, verified as deterministic proposals (`greedy`).
+    """
+
+    extra_slots = 0
+
+    def __init__(
+        self,
+        policy: LayerSkipPolicy,
+        exit_rule: ExitRule,
+        max_draft_len: int,
+        low_confidence_token: Literal["keep", "drop"] = "keep",
+        draft_sampling: Literal["sample", "greedy"] = "sample",
+    ):
+        if max_draft_len < 1:
+            raise UserError(f"max_draft_len is {max_draft_len}; it must be at least 1 (method=ar drafts nothing)")
+        one_of("low_confidence_token", low_confidence_token, ("keep", "drop"))
+        one_of("draft_sampling", draft_sampling, ("sample", "greedy"))
+        self.policy = policy
+        self.exit_rule = exit_rule
+        self._max_draft_len = max_draft_len
+        self._keep_last = low_confidence_token == "keep"
+        self._sample = draft_sampling == "sample"
+        self._turn: Turn
+
+    def needs_hidden(self, *, prefill: bool) -> bool:
+        """As the policy says."""
+        return self.policy.needs_hidden(prefill=prefill)
+
+    def start_stream(self, target: TargetModel) -> None:
+        """Policy and exit rule forget everything."""
+        self.policy.start_stream(target)
+        self.exit_rule.start_stream()
+
+    def start(self, turn: Turn, prompt: Sequence[int], prefill: Verified) -> int:
+        """The policy may choose its first skip set from the prefill."""
+        self._turn = turn
+        return self.policy.start(turn, prompt, prefill)
+
+    def propose(self, last_token: int, position: int, limit: int) -> Draft:
+        """A chain that ends at the limit, at a stop token, or where confidence falls below the threshold."""
+        tokens: list[int] = []
+        probs: list[Tensor] = []
+        num_steps = 0
+        skip = None
+        for step in range(min(limit, self._max_draft_len)):
+            skip = self.policy.current()
+            logits = self._step(tokens[-1] if tokens else last_token, position + step, skip)
+            token, confidence, draft_probs = self._choose(logits)
+            num_steps += 1
+            unsure = confidence < self.exit_rule.threshold
+            if unsure and not self._keep_last:
+                break
+            tokens.append(token)
+            if draft_probs is not None:
+                probs.append(draft_probs)
+            if unsure or token in self._turn.generation.stop_ids:
+                break
+        return Draft(tuple(tokens), torch.stack(probs) if probs else None, num_steps=num_steps, skip=skip)
+
+    def observe(self, verified: Verified) -> int:
+        """Exit rule and policy learn."""
+        self.exit_rule.observe(verified)
+        return self.policy.observe(verified)
+
+    def _step(self, token: int, position: int, skip: LayerSkip) -> Tensor:
+        """Draft logits `V` behind one token."""
+        target = self._turn.target
+        row = torch.tensor([token], device=target.devices[0])
+        return forward(target, row, Span.causal(position, 1), self._turn.cache, skip=skip).logits[0]
+
+    def _choose(self, logits: Tensor) -> tuple[int, float, Tensor | None]:
+        """A token, its probability without warpers, and (where it was drawn) the distribution it came from."""
+        sampling = self._turn.generation.sampling
+        plain = logits.float().softmax(dim=-1)
+        if sampling.greedy or not self._sample:
+            confidence, token = plain.max(dim=-1)
+            draft_probs = None
+        else:
+            draft_probs = sampling.probs(logits)
+            token = torch.multinomial(draft_probs, 1, generator=self._turn.randomness.draft)[0]
+            confidence = plain[token]
+        chosen, certainty = torch.stack((token.double(), confidence.double())).tolist()
+        if not math.isfinite(certainty):
+            raise non_finite("draft", logits.dtype, 0)
+        return int(chosen), certainty, draft_probs
+
+
+def one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    """Refuse an option value that is not among the allowed ones."""
+    if value not in allowed:
+        raise UserError(f"{name} is {value!r}; it must be one of {', '.join(allowed)}")
