@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import resource
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -81,12 +78,12 @@ def reset_peak_memory(devices: Sequence[torch.device]) -> None:
             torch.cuda.reset_peak_memory_stats(device)
 
 
-def peak_memory_bytes(devices: Sequence[torch.device]) -> int:
-    """Peak bytes allocated over all GPUs since the last reset, or the process's peak resident set on a CPU."""
+def peak_memory_bytes(devices: Sequence[torch.device]) -> int | None:
+    """Peak bytes allocated over all GPUs since the last reset; unknown on a CPU, where only the process has a peak."""
     gpus = [device for device in devices if device.type == "cuda"]
-    if gpus:
-        return sum(int(torch.cuda.max_memory_allocated(gpu)) for gpu in gpus)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    if not gpus:
+        return None
+    return sum(int(torch.cuda.max_memory_allocated(gpu)) for gpu in gpus)
 
 
 def set_threads(num_threads: int | None) -> int:
@@ -96,23 +93,7 @@ def set_threads(num_threads: int | None) -> int:
     return torch.get_num_threads()
 
 
-def describe() -> dict[str, Any]:
-    """Devices and thread settings as they are now, for a run's fingerprint."""
-    gpus = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
-    return {
-        "gpus": [{"name": gpu.name, "memory_bytes": gpu.total_memory, "uuid": str(gpu.uuid)} for gpu in gpus],
-        "cuda": torch.version.cuda,
-        "num_threads": torch.get_num_threads(),
-        "omp_wait_policy": os.environ.get("OMP_WAIT_POLICY"),
-    }
-
-
-@contextmanager
-def deterministic_reductions() -> Iterator[None]:
-    """Full float32 products on GPUs (no TF32), restored afterwards."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
+def free_memory() -> None:
+    """Give freed GPU memory back, so that the next model finds it."""
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

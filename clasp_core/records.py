@@ -134,6 +134,8 @@ class Manifest:
     start: str
     end: str | None = None
     num_failed: int = 0
+    conditions: dict[str, Any] = field(default_factory=dict)
+    """The machine's state at the start (load, environment), which may differ between comparable runs."""
     notes: list[str] = field(default_factory=list)
     schema: int = SCHEMA
 

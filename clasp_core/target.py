@@ -17,6 +17,7 @@ from clasp_core.attention import Span, attend
 from clasp_core.errors import UserError
 from clasp_core.families import Wiring
 from clasp_core.kv_cache import KVCache
+from clasp_core.sampling import check_finite
 from clasp_core.skip import LayerSkip
 
 
@@ -81,6 +82,18 @@ class TargetModel:
     def num_kv_heads(self) -> int:
         """H."""
         return int(self.config.num_key_value_heads)
+
+    def read_bytes(self) -> dict[str, Any]:
+        """Weight bytes that one token's pass reads: `attn` and `mlp` per layer, and `head` (final norm inside).
+
+        Of a mixture of experts only the share of experts that a token is routed to counts. The embedding
+        row and the cache are left out, as in the published byte ratios.
+        """
+        return {
+            "attn": [_bytes(b.self_attn) + _bytes(b.input_layernorm) for b in self._blocks],
+            "mlp": [_mlp_bytes(b.mlp, self.config) + _bytes(b.post_attention_layernorm) for b in self._blocks],
+            "head": _bytes(self._norm) + _bytes(self._lm_head),
+        }
 
     def new_cache(self, capacity: int) -> KVCache:
         """An empty cache for `capacity` tokens, each layer's share on that layer's device."""
@@ -177,8 +190,10 @@ class TargetModel:
         """
         tokens = torch.arange(1, 12, device=self.devices[0]) * 7919 % self.vocab_size
         with torch.inference_mode():
-            theirs = self.model(tokens[None], use_cache=False).logits[0].float()
+            theirs = self.model(tokens[None], use_cache=False).logits[0]
             cache = self.new_cache(len(tokens))
+            check_finite(theirs, "target")
+            theirs = theirs.float()
             ours = forward(self, tokens, Span.causal(0, len(tokens)), cache).logits.float()
         distance = float((ours - theirs).norm() / theirs.norm())
         bound = tolerance if tolerance is not None else _tolerance(self.dtype)
@@ -227,6 +242,18 @@ def _device_of(module: Any) -> torch.device:
     for tensor in (*module.parameters(), *module.buffers()):
         return torch.device(tensor.device)
     raise ValueError(f"{type(module).__name__} holds no tensor")
+
+
+def _bytes(module: Any) -> int:
+    return sum(p.numel() * p.element_size() for p in module.parameters())
+
+
+def _mlp_bytes(mlp: Any, config: Any) -> int:
+    experts = getattr(mlp, "experts", None)
+    if experts is None:
+        return _bytes(mlp)
+    num_experts = getattr(config, "num_local_experts", None) or config.num_experts
+    return _bytes(mlp) - _bytes(experts) + _bytes(experts) * int(config.num_experts_per_tok) // int(num_experts)
 
 
 def _tolerance(dtype: torch.dtype) -> float:

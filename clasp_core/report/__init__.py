@@ -1,0 +1,1 @@
+"""Tables and figures from stored rows alone; nothing here loads a model."""

@@ -1,0 +1,256 @@
+"""Methods x tasks x questions on one loaded model: warm-up, pairing, rotation, rows. Imports no method."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Literal, Protocol, runtime_checkable
+
+from clasp_core.decoding import Answer, Drafter, Generation, decode
+from clasp_core.device import Clock, peak_memory_bytes, reset_peak_memory
+from clasp_core.divergence import divergence
+from clasp_core.errors import UserError
+from clasp_core.prompting import Prompter
+from clasp_core.records import Question, TurnRecord
+from clasp_core.sampling import Randomness
+from clasp_core.target import TargetModel
+
+WARM_UP_TEXT = "The harbour was quiet that morning, and the boats lay still. "
+"""Of our own and in no benchmark; repeated to the length that a warm-up needs."""
+
+
+@runtime_checkable
+class Answerer(Protocol):
+    """A method that brings its own loop (Hugging Face's `generate`); it still does not count or time itself."""
+
+    def start_stream(self, target: TargetModel) -> None:
+        """A new method x task: forget everything."""
+
+    def answer(
+        self, target: TargetModel, prompt: Sequence[int], generation: Generation, randomness: Randomness, clock: Clock
+    ) -> Answer:
+        """One turn."""
+
+
+Method = Drafter | Answerer
+
+
+class RowStore(Protocol):
+    """Where rows go; `store.RunStore` is the one in use."""
+
+    run_id: str
+
+    def append(self, rows: Sequence[TurnRecord]) -> None:
+        """Write the rows of one turn, all or none."""
+
+
+class Progress(Protocol):
+    """Who is told of each finished turn, outside the clock."""
+
+    def update(self, rows: Sequence[TurnRecord]) -> None:
+        """One turn is done by all methods."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is run. `methods` includes the reference, under the name `reference` (None: no reference)."""
+
+    model: str
+    methods: Mapping[str, Method]
+    reference: str | None
+    questions: Sequence[Question]
+    generation: Generation
+    seed: int = 0
+    repeats: int = 1
+    history: Literal["reference", "own"] = "reference"
+    max_positions: int | None = None
+    warm_up_tokens: int = 8
+
+    def __post_init__(self) -> None:
+        if self.history not in ("reference", "own"):
+            raise UserError(f"history is {self.history!r}; it must be reference or own")
+        if self.repeats < 1:
+            raise UserError(f"repeats is {self.repeats}; it must be at least 1")
+        if self.history == "reference" and self.reference is None and any(len(q.turns) > 1 for q in self.questions):
+            raise UserError("history=reference needs a reference for second turns; use history=own with reference=none")
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One turn of one question in one repeat: what every method answers, one after the other."""
+
+    question: Question
+    turn: int
+    repeat: int
+    index: int
+    """Running number over the whole plan; decides the order of the methods."""
+
+    def key(self, method: str) -> tuple[str, str, int, int, int]:
+        """The row key of a method here."""
+        return (method, self.question.task, self.question.question_id, self.turn, self.repeat)
+
+
+class Runner:
+    """Runs a plan on a target: `check`, `warm_up`, then `run` into a store."""
+
+    def __init__(self, target: TargetModel, prompter: Prompter, plan: Plan, clock: Clock):
+        self._target = target
+        self._prompter = prompter
+        self._plan = plan
+        self._clock = clock
+        self._answers: dict[tuple[str, str, int, int, int], list[int]] = {}
+
+    def slots(self) -> Iterator[list[Slot]]:
+        """The turns of each stream: one repeat of one task, in file order."""
+        index = 0
+        for repeat in range(self._plan.repeats):
+            for _, group in groupby(sorted(self._plan.questions, key=self._task_order), key=lambda q: q.task):
+                stream = []
+                for question in group:
+                    for turn in range(len(question.turns)):
+                        stream.append(Slot(question, turn, repeat, index))
+                        index += 1
+                yield stream
+
+    def check(self) -> None:
+        """Refuse what cannot be run, before anything is timed: misfit methods and prompts that are too long.
+
+        Later turns are checked with empty answers here, and again when their prompt is known.
+        """
+        for method in self._plan.methods.values():
+            method.start_stream(self._target)
+        for question in self._plan.questions:
+            for turn in range(len(question.turns)):
+                ids = self._prompter.ids(question.turns[: turn + 1], [""] * turn)
+                self._check_length(question, turn, len(ids))
+
+    def warm_up(self) -> None:
+        """Each method answers a short and a long prompt that are in no benchmark; nothing is stored or kept."""
+        first_turns = [len(self._prompter.ids(q.turns[:1], [])) for q in self._plan.questions]
+        generation = Generation(self._plan.warm_up_tokens, frozenset(), self._plan.generation.sampling)
+        for length in sorted({min(first_turns), max(first_turns)}):
+            prompt = self._filler(length)
+            for method in self._plan.methods.values():
+                method.start_stream(self._target)
+                self._answer(method, prompt, generation, self._randomness("warm-up", length))
+
+    def run(self, store: RowStore, progress: Progress, earlier: Sequence[TurnRecord] = ()) -> int:
+        """Answer everything that `earlier` rows do not hold; returns the number of failed rows written."""
+        self._answers = {row.key: row.output_ids for row in earlier if row.output_ids is not None}
+        num_failed = 0
+        for stream in self.slots():
+            for method in self._plan.methods.values():
+                method.start_stream(self._target)
+            for slot in stream:
+                rows = self._turn(slot, store.run_id)
+                if rows:
+                    store.append(rows)
+                    progress.update(rows)
+                num_failed += sum(row.error is not None for row in rows)
+        return num_failed
+
+    def _turn(self, slot: Slot, run_id: str) -> list[TurnRecord]:
+        """All methods that have not answered here yet, right after one another, in rotating order."""
+        names = list(self._plan.methods)
+        first = slot.index % len(names)
+        rotated = names[first:] + names[:first]
+        open_names = [(place, name) for place, name in enumerate(rotated) if slot.key(name) not in self._answers]
+        rows = [self._row(slot, name, place, run_id) for place, name in open_names]
+        for row in rows:
+            if row.output_ids is not None:
+                self._answers[row.key] = row.output_ids
+        for row in rows:
+            self._compare(slot, row)
+        return rows
+
+    def _row(self, slot: Slot, name: str, place: int, run_id: str) -> TurnRecord:
+        """One method's turn; an exception becomes a row with an error and no numbers."""
+        row = TurnRecord(
+            run_id=run_id,
+            model=self._plan.model,
+            method=name,
+            task=slot.question.task,
+            category=slot.question.category,
+            question_id=slot.question.question_id,
+            turn=slot.turn,
+            repeat=slot.repeat,
+            seed=self._plan.seed,
+            position_in_turn=place,
+        )
+        try:
+            prompt = self._prompt(slot, name)
+            randomness = self._randomness(slot.question.question_id, slot.turn, slot.repeat)
+            reset_peak_memory(self._target.devices)
+            answer = self._answer(self._plan.methods[name], prompt, self._plan.generation, randomness)
+        except Exception as error:
+            row.error = f"{type(error).__name__}: {error}"
+            return row
+        return _filled(row, prompt, answer, peak_memory_bytes(self._target.devices))
+
+    def _answer(self, method: Method, prompt: Sequence[int], generation: Generation, randomness: Randomness) -> Answer:
+        if isinstance(method, Answerer):
+            return method.answer(self._target, prompt, generation, randomness, self._clock)
+        return decode(self._target, method, prompt, generation, randomness, self._clock)
+
+    def _prompt(self, slot: Slot, name: str) -> list[int]:
+        """Prompt ids of a turn; earlier answers are the reference's, or the method's own."""
+        author = self._plan.reference if self._plan.history == "reference" else name
+        answers = [self._earlier_answer(slot, turn, author or name) for turn in range(slot.turn)]
+        ids = self._prompter.ids(slot.question.turns[: slot.turn + 1], answers)
+        self._check_length(slot.question, slot.turn, len(ids))
+        return ids
+
+    def _earlier_answer(self, slot: Slot, turn: int, author: str) -> str:
+        ids = self._answers.get(Slot(slot.question, turn, slot.repeat, 0).key(author))
+        if ids is None:
+            raise RuntimeError(f"turn {turn} of {author} failed, so this turn has no history")
+        return self._prompter.text_of(ids)
+
+    def _compare(self, slot: Slot, row: TurnRecord) -> None:
+        """Note where a greedy answer parts from the reference's and how close the tokens were there."""
+        reference = self._answers.get(slot.key(self._plan.reference)) if self._plan.reference else None
+        if row.output_ids is None or reference is None or row.method == self._plan.reference:
+            return
+        if not self._plan.generation.sampling.greedy or row.output_ids == reference:
+            return
+        found = divergence(self._target, self._prompt(slot, row.method), reference, row.output_ids)
+        if found is not None:
+            row.first_divergence, row.divergence_gap, row.divergence_bound = found.index, found.gap, found.bound
+
+    def _check_length(self, question: Question, turn: int, num_prompt: int) -> None:
+        limit = self._plan.max_positions
+        budget = self._plan.generation.max_new_tokens
+        if limit is not None and num_prompt + budget > limit:
+            raise UserError(
+                f"question {question.question_id}, turn {turn}: a prompt of {num_prompt} tokens and a budget of "
+                f"{budget} exceed the model's context of {limit}; lower generation.max_new_tokens or choose other tasks"
+            )
+
+    def _filler(self, length: int) -> list[int]:
+        text = WARM_UP_TEXT
+        while len(ids := self._prompter.ids([text], [])) < length:
+            text += WARM_UP_TEXT
+        return ids[:length]
+
+    def _randomness(self, *parts: object) -> Randomness:
+        return Randomness.seeded(self._plan.seed, *parts, device=self._target.device)
+
+    def _task_order(self, question: Question) -> int:
+        return list(dict.fromkeys(q.task for q in self._plan.questions)).index(question.task)
+
+
+def _filled(row: TurnRecord, prompt: Sequence[int], answer: Answer, peak_memory: int | None) -> TurnRecord:
+    """The row with the turn's numbers; tokens are counted here, from ids, for every method alike."""
+    row.prompt_sha256 = hashlib.sha256(" ".join(map(str, prompt)).encode()).hexdigest()
+    row.num_prompt_tokens = len(prompt)
+    row.output_ids = answer.output_ids
+    row.num_new_tokens = len(answer.output_ids)
+    row.stop_reason = answer.stop_reason
+    row.prefill_s = answer.prefill_s
+    row.decode_s = answer.decode_s
+    row.select_s = sum(answer.rounds.select_s)
+    row.rounds = answer.rounds
+    row.peak_memory_bytes = peak_memory
+    return row

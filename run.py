@@ -1,0 +1,396 @@
+"""Hydra entry: build the target, the methods and the tasks, open the store, run. See `python run.py --help`."""
+
+from __future__ import annotations
+
+import difflib
+import gc
+import hashlib
+import json
+import os
+import re
+import sys
+import typing
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import hydra
+import typeguard
+from hydra.core.config_store import ConfigStore
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException, InstantiationException, MissingConfigException
+from hydra.types import RunMode
+from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from rich.console import Console
+
+from clasp_core import device, provenance
+from clasp_core.decoding import Generation
+from clasp_core.errors import UserError
+from clasp_core.loading import LoadedModel
+from clasp_core.metrics import c_bytes
+from clasp_core.progress import Bar
+from clasp_core.prompting import Prompter
+from clasp_core.records import Manifest, Question, TurnRecord
+from clasp_core.report.summary import render, summarise
+from clasp_core.runner import Method, Plan, Runner
+from clasp_core.sampling import Sampling
+from clasp_core.store import RunStore, new_run_id, read_run
+
+REPOSITORY = Path(__file__).resolve().parent
+CONF = REPOSITORY / "conf"
+OWN_PACKAGES = ("clasp_core.", "baselines.")
+PLACES = ("path", "gguf", "cache_dir", "root")
+"""Keys that say where a file lies; the questions' and the model's own hashes say what it is."""
+
+
+@dataclass
+class GenerationSchema:
+    """Types of `generation.*`."""
+
+    max_new_tokens: int = MISSING
+    temperature: float = MISSING
+    top_k: int = MISSING
+    top_p: float = MISSING
+
+
+@dataclass
+class Schema:
+    """Types of the keys of every run; their values are in `conf/config.yaml`."""
+
+    model: dict[str, Any] = field(default_factory=dict)
+    method: dict[str, Any] = field(default_factory=dict)
+    task: dict[str, Any] = field(default_factory=dict)
+    reference: dict[str, Any] = field(default_factory=dict)
+    debug: dict[str, Any] = field(default_factory=dict)
+    generation: GenerationSchema = field(default_factory=GenerationSchema)
+    limit: int | None = MISSING
+    history: str = MISSING
+    seed: int = MISSING
+    repeats: int = MISSING
+    num_threads: int | None = MISSING
+    warm_up_tokens: int = MISSING
+    results_dir: str = MISSING
+    resume: str | None = MISSING
+
+
+class Shelf:
+    """Holds the model that was loaded last, so that the jobs of one sweep need not load it again."""
+
+    def __init__(self) -> None:
+        self._key: str | None = None
+        self._model: LoadedModel | None = None
+
+    def get(self, config: Mapping[str, Any]) -> LoadedModel:
+        """The model of this configuration; any other one is let go of first."""
+        key = json.dumps(config, sort_keys=True)
+        if self._model is None or self._key != key:
+            self._model = None
+            gc.collect()
+            device.free_memory()
+            self._model = build(config, "model").load()
+            self._key = key
+        assert self._model is not None
+        return self._model
+
+
+def run_job(config: dict[str, Any], shelf: Shelf) -> Path:
+    """One run of one configuration, from the checks to the printed table; returns its folder."""
+    if unknown := sorted(set(config) - {entry.name for entry in fields(Schema)}):
+        raise UserError(f"unknown key {unknown[0]!r}{nearest(unknown[0], known_keys())}")
+    device.set_threads(config["num_threads"])
+    methods, reference = build_methods(config)
+    questions = build_questions(config)
+    budget = config["generation"]["max_new_tokens"]
+    sampling = Sampling(**{key: config["generation"][key] for key in ("temperature", "top_k", "top_p")})
+    Generation(budget, frozenset(), sampling)
+    model = shelf.get(config["model"])
+    prompter = Prompter(model.tokenizer, model.prompt)
+    manifest = new_manifest(config, model, prompter, questions, methods, reference)
+    plan = Plan(
+        model=model.name,
+        methods=methods,
+        reference=reference,
+        questions=questions,
+        generation=Generation(budget, frozenset(model.stop_ids), sampling),
+        seed=config["seed"],
+        repeats=config["repeats"],
+        history=config["history"],
+        max_positions=model.max_positions,
+        warm_up_tokens=config["warm_up_tokens"],
+    )
+    return measure(plan, model, prompter, manifest, config)
+
+
+def measure(plan: Plan, model: LoadedModel, prompter: Prompter, manifest: Manifest, config: Mapping[str, Any]) -> Path:
+    """Check and warm up, then run into the store; whatever happens, the manifest's last line says how it ended."""
+    clock = device.DeviceClock(model.target.devices, model.target.device)
+    runner = Runner(model.target, prompter, plan, clock)
+    runner.check()
+    store, manifest, rows = open_store(manifest, config)
+    with store:
+        num_turns = sum(len(stream) for stream in runner.slots())
+        status = "failed"
+        try:
+            runner.warm_up()
+            with Bar(num_turns, len(rows) // len(plan.methods), plan.reference) as bar:
+                num_failed = runner.run(store, bar, rows)
+            status = "failed" if num_failed else "ok"
+        except KeyboardInterrupt:
+            status = "interrupted"
+            raise UserError(f"interrupted; go on with the same command and resume={shown(store.folder)}") from None
+        finally:
+            num_failed = sum(row.error is not None for row in read_run(store.folder)[1])
+            store.write_manifest(replace(manifest, status=status, end=now(), num_failed=num_failed))
+        report(store, plan.reference, list(plan.methods), plan.generation.sampling.greedy)
+    print(shown(store.folder))
+    if num_failed:
+        raise UserError(f"{num_failed} turn(s) failed; see the rows with an error in {shown(store.folder)}")
+    return store.folder
+
+
+def open_store(manifest: Manifest, config: Mapping[str, Any]) -> tuple[RunStore, Manifest, list[TurnRecord]]:
+    """A new run folder, or the one to resume with the rows it has."""
+    if config["resume"] is None:
+        machine = provenance.machine_slug(provenance.machine(), provenance.accelerators())
+        return RunStore.create(config["results_dir"], machine, manifest.model["name"], manifest), manifest, []
+    ignored = not_in_hash(config)
+    store = RunStore.resume(config["resume"], manifest.config_hash, manifest.fingerprint, manifest.config, ignored)
+    earlier, rows = read_run(store.folder)
+    resumed = replace(manifest, run_id=earlier.run_id, start=earlier.start, notes=[*earlier.notes, f"resumed {now()}"])
+    store.write_manifest(resumed)
+    return store, resumed, [row for row in rows if row.error is None]
+
+
+def report(store: RunStore, reference: str | None, methods: Sequence[str], greedy: bool) -> None:
+    """The table, from the stored rows alone: printed, and as `summary.json`."""
+    manifest, rows = read_run(store.folder)
+    reads = {name: c_bytes((r for r in rows if r.method == name), manifest.model["read_bytes"]) for name in methods}
+    summary = summarise(rows, reference, methods, greedy, reads)
+    store.write_summary({"run_id": manifest.run_id, "model": manifest.model["label"], **summary})
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    console.print(f"model: {manifest.model['label']}", highlight=False)
+    render(summary, console)
+
+
+def build_methods(config: Mapping[str, Any]) -> tuple[dict[str, Method], str | None]:
+    """The reference (named `ar`) and the selected methods; a method of that name gets another one."""
+    methods: dict[str, Method] = {}
+    reference = None
+    if config["reference"]:
+        reference = "ar"
+        methods[reference] = build(config["reference"], "reference")
+    for name, node in config.get("method", {}).items():
+        methods["ar_again" if name == reference else name] = build(node, f"method.{name}")
+    if not methods:
+        raise UserError("nothing to run: method=[] and reference=none; choose at least one method")
+    return methods, reference
+
+
+def build_questions(config: Mapping[str, Any]) -> list[Question]:
+    """The questions of all selected tasks."""
+    nodes = {name: node for name, node in config["task"].items() if name != "subtasks"}
+    only = {"subtasks": config["task"]["subtasks"]} if config["task"]["subtasks"] else {}
+    tasks = [build({**node, **only}, f"task.{name}") for name, node in nodes.items()]
+    questions = [question for task in tasks for question in task.questions(config["limit"])]
+    if not questions:
+        raise UserError("no questions: task=[] selects none; choose at least one task")
+    keys = [(question.task, question.question_id) for question in questions]
+    if twice := {key for key in keys if keys.count(key) > 1}:
+        raise UserError(f"question {min(twice)[1]} is in two of the selected tasks; choose one of them")
+    return questions
+
+
+def build(node: Any, place: str) -> Any:
+    """The object of a configuration node; only classes of this project may be named there."""
+    for target in targets(node):
+        if not target.startswith(OWN_PACKAGES):
+            raise UserError(f"{place} names _target_ {target!r}; it must lie in {' or '.join(OWN_PACKAGES)}")
+    if not isinstance(node, Mapping) or "_target_" not in node:
+        raise UserError(
+            f"{place} has options but is not selected: {dict(node) if node else node!r}; add "
+            f"{place.replace('.', '=', 1)} to the command, or drop the option"
+        )
+    check_types(node, place)
+    try:
+        return hydra.utils.instantiate(node, _convert_="all")
+    except InstantiationException as error:
+        if isinstance(error.__cause__, UserError):
+            raise error.__cause__ from None
+        raise UserError(f"{place} cannot be built: {str(error.__cause__ or error).splitlines()[0]}") from error
+
+
+def check_types(node: Mapping[str, Any], place: str) -> None:
+    """Refuse a value whose type is not the one that the constructor of `_target_` declares."""
+    hints = typing.get_type_hints(constructor := hydra.utils.get_object(node["_target_"]))
+    if isinstance(constructor, type):
+        hints = typing.get_type_hints(constructor.__init__)
+    for key, value in node.items():
+        if isinstance(value, Mapping) and "_target_" in value:
+            check_types(value, f"{place}.{key}")
+        elif key in hints:
+            try:
+                typeguard.check_type(value, hints[key])
+            except typeguard.TypeCheckError:
+                wanted = str(hints[key]).replace("typing.", "").replace("NoneType", "null").replace("None", "null")
+                wanted = getattr(hints[key], "__name__", wanted) if isinstance(hints[key], type) else wanted
+                raise UserError(f"{place}.{key} is {value!r}; it must be {wanted}") from None
+
+
+def targets(node: Any) -> list[str]:
+    """Every `_target_` at or below a node."""
+    if not isinstance(node, Mapping):
+        return []
+    here = [str(node["_target_"])] if "_target_" in node else []
+    return here + [target for child in node.values() for target in targets(child)]
+
+
+def new_manifest(
+    config: dict[str, Any],
+    model: LoadedModel,
+    prompter: Prompter,
+    questions: Sequence[Question],
+    methods: Mapping[str, Method],
+    reference: str | None,
+) -> Manifest:
+    """Everything a reader needs before trusting or pairing the rows."""
+    info = {**model.info, "read_bytes": model.target.read_bytes()}
+    asked = hashlib.sha256(json.dumps([asdict(q) for q in questions], sort_keys=True).encode()).hexdigest()
+    settings = {**config, "questions_sha256": asked, "template_sha256": prompter.template_sha256}
+    same = {key: info[key] for key in ("fingerprint", "dtype", "device_map", "attention")}
+    return Manifest(
+        run_id=new_run_id(),
+        status="running",
+        reference=reference,
+        methods=list(methods),
+        config=settings,
+        config_hash=provenance.config_hash(settings, not_in_hash(config)),
+        command=[Path(sys.argv[0]).name, *sys.argv[1:]],
+        git=provenance.git_state(REPOSITORY),
+        versions=provenance.package_versions(),
+        fingerprint=provenance.fingerprint({"model": same, "template_sha256": prompter.template_sha256}),
+        model=info,
+        start=now(),
+        conditions=provenance.conditions(),
+    )
+
+
+def not_in_hash(config: Mapping[str, Any]) -> list[str]:
+    """Dotted keys that change no row: where things lie, and what is resumed."""
+
+    def places(node: Mapping[str, Any], above: str) -> list[str]:
+        below = [
+            key
+            for name, child in node.items()
+            if isinstance(child, Mapping)
+            for key in places(child, f"{above}{name}.")
+        ]
+        return below + [f"{above}{name}" for name in node if name in PLACES]
+
+    return ["resume", "results_dir", *places(config, "")]
+
+
+def now() -> str:
+    """The time in UTC, to the second."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def shown(folder: Path) -> str:
+    """A path as the user would type it."""
+    return os.path.relpath(folder)
+
+
+# Errors of the command line, in one line each
+
+
+def explain(error: Exception) -> str:
+    """One line for a mistake in the command: what is wrong and what is near it."""
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
+        group, _, choice = error.missing_cfg_file.rpartition("/")
+        return f"unknown {group} {choice!r}{nearest(choice, error.options or choices(group))}"
+    text = str(error)
+    if key := re.search(r"Could not override '([^']+)'|Key '([^']+)' is not in struct", text):
+        name = (key[1] or key[2]).removeprefix("+")
+        group, _, choice = name.partition(".")
+        if name in known_keys():
+            return f"{name} belongs to {group}={choice.partition('.')[0]}, which is not selected; add it to the command"
+        return f"unknown key {name!r}{nearest(name, known_keys())}"
+    if group := re.search(r"Could not find '([^']+)'", text):
+        return f"unknown choice {group[1]!r}{nearest(group[1], known_keys())}"
+    if override := re.search(r"Error merging override (\S+)", text):
+        return f"{override[1]}: {str(error.__cause__).splitlines()[0]}"
+    return " ".join(text.split())
+
+
+def nearest(value: str, known: Sequence[str]) -> str:
+    """The known names closest to a mistyped one, or all of them where none is close."""
+    close = difflib.get_close_matches(value, known, n=3, cutoff=0.6)
+    if close:
+        return f"; did you mean {' or '.join(close)}?"
+    return f"; known are {', '.join(known)}" if len(known) <= 30 else "; see python run.py --help"
+
+
+def choices(group: str) -> list[str]:
+    """The files of a configuration group."""
+    return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+
+
+def known_keys() -> list[str]:
+    """Dotted keys of every configuration file, as an override names them."""
+    keys = flatten(OmegaConf.to_container(OmegaConf.load(CONF / "config.yaml"), resolve=False), "")
+    for path in CONF.glob("[!de]*/*.yaml"):
+        nested = path.parent.name in ("method", "task")
+        prefix = f"{path.parent.name}.{path.stem}." if nested else f"{path.parent.name}."
+        keys += [path.parent.name, *flatten(OmegaConf.to_container(OmegaConf.load(path), resolve=False), prefix)]
+    return sorted({key for key in keys if not key.startswith(("defaults", "hydra"))})
+
+
+def flatten(node: Any, above: str) -> list[str]:
+    """Dotted keys of a nested mapping, inner nodes included."""
+    if not isinstance(node, Mapping):
+        return []
+    return [name for key, child in node.items() for name in (f"{above}{key}", *flatten(child, f"{above}{key}."))]
+
+
+def main() -> None:
+    """Run the job or the sweep; mistakes end in one line and exit code 2, failed turns and jobs likewise."""
+    if dashed := [word for word in sys.argv[1:] if re.match(r"--[\w.]+=", word)]:
+        sys.exit(f"error: {dashed[0]!r} has dashes; options are written key=value, such as {dashed[0].lstrip('-')}")
+    OmegaConf.register_new_resolver("token", lambda: uuid.uuid4().hex[:6], use_cache=True)
+    OmegaConf.register_new_resolver("repository", lambda: os.path.relpath(REPOSITORY))
+    ConfigStore.instance().store(name="schema", node=Schema)
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    shelf = Shelf()
+
+    @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
+    def job(cfg: DictConfig) -> None:
+        config = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+        status: dict[str, Any] = {"status": "failed", "folder": None, "error": None}
+        try:
+            status["folder"] = str(run_job(config, shelf))
+            status["status"] = "ok"
+        except UserError as error:
+            status["error"] = str(error)
+            if HydraConfig.get().mode == RunMode.RUN:
+                raise SystemExit(f"error: {error}") from None
+            print(f"error in job {HydraConfig.get().job.num}: {error}", file=sys.stderr)
+            raise
+        except BaseException as error:
+            status["error"] = f"{type(error).__name__}: {error}"
+            raise
+        finally:
+            Path(HydraConfig.get().runtime.output_dir, "status.json").write_text(json.dumps(status) + "\n")
+
+    try:
+        job()
+    except UserError as error:
+        sys.exit(f"error: {error}")
+    except (HydraException, OmegaConfBaseException) as error:
+        sys.exit(f"error: {explain(error)}")
+
+
+if __name__ == "__main__":
+    main()
