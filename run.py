@@ -335,7 +335,7 @@ def nearest(value: str, known: Sequence[str]) -> str:
 
 def choices(group: str) -> list[str]:
     """The files of a configuration group."""
-    return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+    return sorted(path.stem for path in (CONF / group).glob("[!_]*.yaml"))
 
 
 def known_keys() -> list[str]:
@@ -359,8 +359,8 @@ def main() -> None:
     """Run the job or the sweep; mistakes end in one line and exit code 2, failed turns and jobs likewise."""
     if dashed := [word for word in sys.argv[1:] if re.match(r"--[\w.]+=", word)]:
         sys.exit(f"error: {dashed[0]!r} has dashes; options are written key=value, such as {dashed[0].lstrip('-')}")
-    OmegaConf.register_new_resolver("token", lambda: uuid.uuid4().hex[:6], use_cache=True)
-    OmegaConf.register_new_resolver("repository", lambda: os.path.relpath(REPOSITORY))
+    OmegaConf.register_new_resolver("token", lambda: uuid.uuid4().hex[:6], use_cache=True, replace=True)
+    OmegaConf.register_new_resolver("repository", lambda: os.path.relpath(REPOSITORY), replace=True)
     ConfigStore.instance().store(name="schema", node=Schema)
     os.environ["HYDRA_FULL_ERROR"] = "1"
     shelf = Shelf()

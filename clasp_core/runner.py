@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Literal, Protocol, runtime_checkable
 
+import torch
+
 from clasp_core.decoding import Answer, Drafter, Generation, decode
 from clasp_core.device import Clock, peak_memory_bytes, reset_peak_memory
 from clasp_core.divergence import divergence
@@ -134,7 +136,7 @@ class Runner:
             prompt = self._filler(length)
             for method in self._plan.methods.values():
                 method.start_stream(self._target)
-                self._answer(method, prompt, generation, self._randomness("warm-up", length))
+                self._try(method, prompt, generation)
 
     def run(self, store: RowStore, progress: Progress, earlier: Sequence[TurnRecord] = ()) -> int:
         """Answer everything that `earlier` rows do not hold; returns the number of failed rows written."""
@@ -193,6 +195,15 @@ class Runner:
         if isinstance(method, Answerer):
             return method.answer(self._target, prompt, generation, randomness, self._clock)
         return decode(self._target, method, prompt, generation, randomness, self._clock)
+
+    def _try(self, method: Method, prompt: Sequence[int], generation: Generation) -> None:
+        try:
+            self._answer(method, prompt, generation, self._randomness("warm-up", len(prompt)))
+        except torch.OutOfMemoryError as error:
+            raise UserError(
+                f"out of memory on a prompt of {len(prompt)} tokens, before anything was timed: "
+                f"{str(error).splitlines()[0]}; choose shorter tasks, a smaller model.dtype or more GPUs"
+            ) from error
 
     def _prompt(self, slot: Slot, name: str) -> list[int]:
         """Prompt ids of a turn; earlier answers are the reference's, or the method's own."""

@@ -90,6 +90,12 @@ def test_chat_ids_are_those_of_the_template_tokenised_by_hugging_face():
     assert Prompter(tokenizer, "chat").ids(["Größe 12 µm?"], []) == theirs
 
 
+def test_chat_template_alone_decides_about_special_tokens():
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = "{{ messages[0].content }}"
+    assert Prompter(tokenizer, "chat").ids(["Hi"], []) == tokenizer.encode("Hi", add_special_tokens=False)
+
+
 def test_chat_without_a_template_is_refused_and_names_the_way_out():
     tokenizer = byte_tokenizer()
     tokenizer.chat_template = None

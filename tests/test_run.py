@@ -1,0 +1,244 @@
+"""The entry point as a user meets it: runs, sweeps, mistakes, kills and resumes; on the tiny model."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+import run as entry
+from clasp_core.store import read_run
+
+ROOT = Path(__file__).resolve().parents[1]
+SMALL = ("debug=smoke", "task.subtasks=[qa]", "generation.max_new_tokens=8")
+
+
+@pytest.fixture
+def command(tmp_path, monkeypatch, capfd):
+    """Runs a command line in this process, from an empty folder; gives its exit message (None: success) and output."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+
+    def call(*words):
+        monkeypatch.setattr(sys, "argv", ["run.py", *words])
+        message = None
+        try:
+            entry.main()
+        except SystemExit as end:
+            message = end.code
+        return message, capfd.readouterr()
+
+    return call
+
+
+def folders(root):
+    return sorted(path.parent for path in Path(root).glob("results/*/*/*/rows.jsonl"))
+
+
+def test_a_run_ends_with_the_path_of_its_folder_and_stores_table_rows_and_manifest(command, tmp_path):
+    message, out = command(*SMALL)
+    assert message is None
+    folder = Path(out.out.strip().splitlines()[-1])
+    manifest, rows = read_run(folder)
+    assert [row.method for row in rows] == ["ar", "clasp"]
+    assert manifest.status == "ok"
+    assert manifest.end is not None
+    assert manifest.git["revision"]
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["cells"]["clasp"]["qa"]["grade"]["worst"] == "exact"
+    assert "overall" in out.out
+    json.dumps(manifest.to_json(), allow_nan=False)
+    status = json.loads(next(tmp_path.glob("outputs/*/*/status.json")).read_text())
+    assert status["status"] == "ok"
+
+
+def test_a_sweep_gives_one_folder_one_table_and_one_status_per_value(command, tmp_path):
+    message, out = command("-m", "method.clasp.skip_ratio=null", "method.clasp.num_skipped=1,3,5", *SMALL)
+    assert message is None
+    runs = [read_run(folder)[0] for folder in folders(tmp_path)]
+    assert sorted(m.config["method"]["clasp"]["num_skipped"] for m in runs) == [1, 3, 5]
+    assert len({m.run_id for m in runs}) == 3
+    assert out.out.count("overall, 1 of 1 turns") == 3
+    assert len(list(tmp_path.glob("multirun/*/*/*/status.json"))) == 3
+
+
+def test_one_failing_job_of_a_sweep_is_named_and_the_others_run(command, tmp_path):
+    message, out = command("-m", "method.clasp.skip_ratio=null", "method.clasp.num_skipped=1,6,2", *SMALL)
+    assert "num_skipped is 6; a model of 6 layers takes 1 to 5" in str(message)
+    assert "error in job 1" in out.err
+    assert len(folders(tmp_path)) == 2
+    states = [json.loads(path.read_text())["status"] for path in sorted(tmp_path.glob("multirun/*/*/*/status.json"))]
+    assert states == ["ok", "failed", "ok"]
+
+
+MISTAKES = {
+    "method=claspp": "unknown method 'claspp'; did you mean clasp?",
+    "model=smolm2-135m": "unknown model 'smolm2-135m'; did you mean smollm2-135m",
+    "task=spec-bench": "did you mean spec_bench?",
+    "method.clasp.num_skiped=3": "unknown key 'method.clasp.num_skiped'; did you mean method.clasp.num_skipped",
+    "generation.max_tokens=3": "did you mean generation.max_new_tokens",
+    "+foo=3": "unknown key 'foo'",
+    "--seed=3": "written key=value, such as seed=3",
+    "seed=abc": "seed=abc: Value 'abc' of type 'str' could not be converted to Integer",
+    "method.clasp.interval=abc": "method.clasp.interval is 'abc'; it must be int | null",
+    "method.clasp.interval=0": "interval is 0; it must be at least 1",
+    "method.clasp.exit_threshold=2": "exit_threshold is 2; it is a probability",
+    "method.clasp.max_draft_len=0": "max_draft_len is 0; it must be at least 1",
+    "method.clasp.num_skipped=3": "set exactly one of them",
+    "method.clasp.skip_ratio=0.99": "num_skipped is 6; a model of 6 layers takes 1 to 5",
+    "method.clasp.reading.reset=never": "method.clasp.reading.reset is 'never'",
+    "method.clasp._target_=os.system": "must lie in clasp_core. or baselines.",
+    "+method.foo.x=3": "method.foo has options but is not selected",
+    "method=[]": "nothing to run",
+    "task=[]": "no questions",
+    "task.subtasks=[qaa]": "unknown subtask 'qaa'; did you mean qa?",
+    "limit=0": "limit is 0",
+    "history=mine": "history is 'mine'",
+    "repeats=0": "repeats is 0",
+    "generation.temperature=-1": "temperature is -1",
+    "generation.top_p=0": "top_p is 0",
+    "generation.top_k=-1": "top_k is -1",
+    "generation.max_new_tokens=0": "max_new_tokens is 0",
+    "generation.max_new_tokens=5000": "exceed the model's context of 2048",
+    "model.dtype=float8": "unknown dtype 'float8'",
+    "model.device=cuda": "no GPU is visible",
+    "model.device=tpu": "unknown device 'tpu'",
+    "model.prompt=chatty": "unknown prompt format 'chatty'",
+    "resume=nowhere": "nowhere",
+    "task.sample.path=nowhere.jsonl": "nowhere.jsonl does not exist",
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_ends_in_one_clear_line_and_leaves_nothing_behind(command, tmp_path, mistake):
+    extra = ("reference=none",) if mistake == "method=[]" else ()
+    message, out = command(*SMALL, mistake, *extra)
+    assert isinstance(message, str)
+    assert message.startswith("error: ")
+    assert "\n" not in message
+    assert MISTAKES[mistake] in message
+    assert "Traceback" not in out.err
+    assert folders(tmp_path) == []
+
+
+def test_an_option_of_a_method_that_is_not_selected_is_named_as_such(command):
+    message, _ = command(*SMALL, "method=hf_generate", "method.clasp.interval=3")
+    assert (
+        message == "error: method.clasp.interval belongs to method=clasp, which is not selected; add it to the command"
+    )
+
+
+def start(tmp_path, *words):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    words = ("debug=smoke", "limit=4", "generation.max_new_tokens=32", "results_dir=results", *words)
+    return subprocess.Popen(
+        [sys.executable, str(ROOT / "run.py"), *words],
+        cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def wait_for_rows(tmp_path, num_rows, process):
+    deadline = time.monotonic() + 240
+    while time.monotonic() < deadline and process.poll() is None:
+        if any((folder / "rows.jsonl").read_bytes().count(b"\n") >= num_rows for folder in folders(tmp_path)):
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"no {num_rows} rows in time: {process.communicate()}")
+
+
+def answers(folder):
+    return {row.key: (row.output_ids, row.prompt_sha256, row.rounds.num_accepted) for row in read_run(folder)[1]}
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_a_stopped_run_resumes_to_the_rows_of_an_uninterrupted_one(command, tmp_path, how):
+    process = start(tmp_path)
+    wait_for_rows(tmp_path, 6, process)
+    process.send_signal(how)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode != 0
+    stopped = folders(tmp_path)[0]
+    num_before = len(read_run(stopped)[1])
+    assert 6 <= num_before < 56
+    if how == signal.SIGINT:
+        assert f"resume={os.path.relpath(stopped, tmp_path)}" in errors
+        assert read_run(stopped)[0].status == "interrupted"
+        assert "Traceback" not in errors
+    words = ("debug=smoke", "limit=4", "generation.max_new_tokens=32")
+    message, _ = command(*words, f"resume={stopped}")
+    assert message is None
+    message, _ = command(*words)
+    assert message is None
+    resumed, whole = stopped, next(folder for folder in folders(tmp_path) if folder != stopped)
+    assert answers(resumed) == answers(whole)
+    assert (resumed / "rows.jsonl").read_bytes().count(b"\n") == 56
+    assert read_run(resumed)[0].status == "ok"
+
+
+def test_a_folder_of_another_configuration_is_not_resumed_and_the_difference_is_named(command, tmp_path):
+    command(*SMALL)
+    folder = folders(tmp_path)[0]
+    before = (folder / "rows.jsonl").read_bytes()
+    message, _ = command(*SMALL, "method.clasp.max_draft_len=3", f"resume={folder}")
+    assert "method.clasp.max_draft_len: 12 against 3" in message
+    assert (folder / "rows.jsonl").read_bytes() == before
+    message, _ = command(*SMALL, f"resume={folder}", "results_dir=elsewhere")
+    assert message is None
+    assert (folder / "rows.jsonl").read_bytes() == before
+
+
+def test_failed_turns_make_the_run_fail_loudly(command, tmp_path, monkeypatch):
+    from clasp_core.drafting import SelfDrafter
+
+    def broken(self, last_token, position, limit):
+        if position > 300 and self._turn.generation.stop_ids:  # the rag prompt, and not in the warm-up
+            raise RuntimeError("planted")
+        return entry_propose(self, last_token, position, limit)
+
+    entry_propose = SelfDrafter.propose
+    monkeypatch.setattr(SelfDrafter, "propose", broken)
+    message, out = command("debug=smoke", "task.subtasks=[qa,rag]", "generation.max_new_tokens=8")
+    assert "1 turn(s) failed" in message
+    assert "planted" in out.out
+    assert read_run(folders(tmp_path)[0])[0].status == "failed"
+
+
+def test_paths_are_taken_from_the_launch_folder_and_defaults_from_the_repository(command, tmp_path):
+    (tmp_path / "own.jsonl").write_text('{"question_id": 1, "category": "qa", "turns": ["Where?"]}\n')
+    message, _ = command("debug=smoke", "task.sample.path=own.jsonl", "generation.max_new_tokens=4")
+    assert message is None
+    manifest, rows = read_run(folders(tmp_path)[0])
+    assert {row.question_id for row in rows} == {1}
+    assert str(ROOT) not in json.dumps(manifest.to_json())
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("conf/*/[!_]*.yaml")), ids=lambda p: f"{p.parent.name}/{p.stem}")
+def test_every_yaml_names_a_class_of_this_project_whose_arguments_fit(path):
+    def check(node):
+        if not isinstance(node, dict):
+            return
+        if "_target_" in node:
+            assert node["_target_"].startswith(entry.OWN_PACKAGES)
+            entry.hydra.utils.get_object(node["_target_"])
+        for child in node.values():
+            check(child)
+
+    check(yaml.safe_load(path.read_text()))
+    composed = {"method": f"method={path.stem}", "model": f"model={path.stem}", "task": f"task=[{path.stem}]"}
+    if override := composed.get(path.parent.name):
+        entry.OmegaConf.register_new_resolver("repository", lambda: str(ROOT), replace=True)
+        entry.OmegaConf.register_new_resolver("token", lambda: "x", replace=True)
+        entry.ConfigStore.instance().store(name="schema", node=entry.Schema)
+        with entry.hydra.initialize_config_dir(str(entry.CONF), version_base="1.3"):
+            cfg = entry.hydra.compose("config", overrides=[override])
+        config = entry.OmegaConf.to_container(cfg, resolve=True)
+        if path.parent.name == "method":
+            assert path.stem in config["method"]
+            entry.build_methods(config)
+        elif path.parent.name == "model":
+            entry.build(config["model"], "model")

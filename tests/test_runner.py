@@ -1,0 +1,218 @@
+"""Pairing, rotation, failure and memory of the runner, on the tiny model and questions made here."""
+
+import math
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from baselines.random_skip import random_skip
+from clasp_core.clasp import clasp
+from clasp_core.decoding import Generation
+from clasp_core.device import DeviceClock
+from clasp_core.drafting import NoDraft
+from clasp_core.errors import NonFiniteLogits, UserError
+from clasp_core.prompting import Prompter
+from clasp_core.records import Question, TurnRecord
+from clasp_core.runner import Plan, Runner
+from clasp_core.tiny import TinyModel
+
+QUESTIONS = [
+    Question(1, "qa", "qa", ("Where is the harbour?",)),
+    Question(2, "mt_bench", "writing", ("Write about a boat.", "Now about the sea.")),
+    Question(3, "qa", "qa", ("Who sails?",)),
+]
+
+
+class Memory:
+    """A store and a progress bar in one, for what is asserted here."""
+
+    def __init__(self):
+        self.run_id = "test"
+        self.groups: list[list[TurnRecord]] = []
+
+    def append(self, rows: Sequence[TurnRecord]) -> None:
+        self.groups.append(list(rows))
+
+    def update(self, rows: Sequence[TurnRecord]) -> None:
+        assert self.groups[-1] == list(rows), "progress is told before the rows are stored"
+
+    @property
+    def rows(self) -> list[TurnRecord]:
+        return [row for group in self.groups for row in group]
+
+
+class Failing(NoDraft):
+    """Breaks on the second prompt that it starts."""
+
+    def __init__(self):
+        self.num_started = 0
+
+    def start(self, turn, prompt, prefill):
+        self.num_started += 1
+        if self.num_started == 2:
+            raise RuntimeError("out of luck")
+        return 0
+
+
+class Learner(NoDraft):
+    """Remembers every prompt since it was told to forget."""
+
+    def __init__(self):
+        self.seen: list[int] = []
+
+    def start_stream(self, target):
+        self.seen = []
+
+    def start(self, turn, prompt, prefill):
+        self.seen.append(len(prompt))
+        return 0
+
+
+@pytest.fixture(scope="module")
+def model():
+    return TinyModel(num_layers=4).load()
+
+
+def plan_of(model, methods, **changes):
+    methods = {"ar": NoDraft(), **methods}
+    settings = {
+        "reference": "ar",
+        "questions": QUESTIONS,
+        "generation": Generation(12, frozenset(model.stop_ids)),
+        "max_positions": model.max_positions,
+        **changes,
+    }
+    return Plan(model="tiny", methods=methods, **settings)
+
+
+def run(model, methods, earlier=(), **changes):
+    plan = plan_of(model, methods, **changes)
+    clock = DeviceClock(model.target.devices, model.target.device)
+    runner = Runner(model.target, Prompter(model.tokenizer, "chat"), plan, clock)
+    memory = Memory()
+    runner.check()
+    runner.warm_up()
+    runner.run(memory, memory, earlier)
+    return memory
+
+
+def draft():
+    return clasp(2, None, 4, 0.0, 4)
+
+
+def test_each_turn_is_answered_by_all_methods_in_rotating_order(model):
+    groups = run(model, {"a": draft(), "b": draft()}).groups
+    assert [[row.method for row in group] for group in groups] == [
+        ["ar", "a", "b"],
+        ["a", "b", "ar"],
+        ["b", "ar", "a"],
+        ["ar", "a", "b"],
+    ]
+    assert [row.position_in_turn for row in groups[1]] == [0, 1, 2]
+
+
+def test_all_methods_get_the_same_prompt_even_where_an_own_history_would_differ(model):
+    sampled = Generation(12, frozenset(model.stop_ids), plan_of(model, {}).generation.sampling.__class__(1.0))
+    for history, num_prompts in (("reference", 1), ("own", 2)):
+        groups = run(model, {"a": draft()}, generation=sampled, history=history).groups
+        second = next(group for group in groups if group[0].turn == 1)
+        assert len({row.prompt_sha256 for row in second}) == num_prompts, history
+
+
+def test_greedy_answers_equal_the_reference_and_the_null_method_equals_it_in_everything_but_time(model):
+    rows = run(model, {"clasp": draft(), "ar_again": NoDraft()}).rows
+    by_turn = {row.pair: row.output_ids for row in rows if row.method == "ar"}
+    assert all(row.output_ids == by_turn[row.pair] for row in rows)
+    assert all(row.num_new_tokens == len(row.output_ids) == 1 + sum(row.rounds.num_emitted) for row in rows)
+
+
+def test_a_failed_turn_is_a_row_with_an_error_and_no_numbers_and_harms_no_other(model):
+    rows = run(model, {"bad": Failing()}, warm_up_tokens=1).rows
+    failed = [row for row in rows if row.error]
+    assert [(row.method, row.error) for row in failed] == [("bad", "RuntimeError: out of luck")]
+    assert failed[0].output_ids is failed[0].num_new_tokens is failed[0].decode_s is failed[0].rounds is None
+    assert len([row for row in rows if row.error is None]) == 7
+
+
+def test_a_second_turn_whose_history_failed_fails_with_the_reason(model):
+    methods = {"ar": Failing()}
+    rows = run(model, methods, questions=QUESTIONS[1:2] * 1, warm_up_tokens=1).rows
+    assert [row.error for row in rows] == [None, "RuntimeError: out of luck"]
+    failing_first = Failing()
+    failing_first.num_started = 1
+    rows = run(model, {"ar": failing_first}, questions=QUESTIONS[1:2], warm_up_tokens=1).rows
+    assert rows[0].error == "RuntimeError: out of luck"
+    assert "history" in rows[1].error
+
+
+def test_warm_up_leaves_no_row_and_teaches_nothing_and_streams_do_not_mix(model):
+    learner = Learner()
+    rows = run(model, {"learner": learner}).rows
+    assert len(rows) == 8
+    mt_bench = [row.num_prompt_tokens for row in rows if row.method == "learner" and row.task == "mt_bench"]
+    assert learner.seen == mt_bench, "the last stream is mt_bench's, and nothing older is remembered"
+
+
+def test_rows_of_an_earlier_run_are_not_answered_again_and_serve_as_history(model):
+    whole = run(model, {"clasp": draft()})
+    for kept in (1, 2, 3, 5):
+        rest = run(model, {"clasp": draft()}, earlier=whole.rows[:kept])
+        merged = {row.key: (row.output_ids, row.prompt_sha256) for row in (*whole.rows[:kept], *rest.rows)}
+        assert len(rest.rows) == len(whole.rows) - kept
+        assert merged == {row.key: (row.output_ids, row.prompt_sha256) for row in whole.rows}
+
+
+def test_sampled_answers_depend_on_seed_question_and_repeat_alone(model):
+    sampling = plan_of(model, {}).generation.sampling.__class__(1.0)
+    generation = Generation(12, frozenset(), sampling)
+    forward = run(model, {"r": random_skip(2, None, "turn", 0.0, 3)}, generation=generation, repeats=2).rows
+    backward = run(
+        model, {"r": random_skip(2, None, "turn", 0.0, 3)}, generation=generation, repeats=2, questions=QUESTIONS[::-1]
+    ).rows
+    texts = {row.key: row.output_ids for row in forward}
+    assert texts == {row.key: row.output_ids for row in backward}
+    assert texts[("ar", "qa", 1, 0, 0)] != texts[("ar", "qa", 1, 0, 1)]
+
+
+def test_a_prompt_that_does_not_fit_is_refused_before_anything_runs(model):
+    with pytest.raises(UserError, match="question 1, turn 0: a prompt of .* and a budget of 2040 exceed .* 2048"):
+        run(model, {}, generation=Generation(2040, frozenset()))
+
+
+def test_a_skip_count_that_the_model_does_not_have_is_refused_before_anything_runs(model):
+    with pytest.raises(UserError, match="num_skipped is 4; a model of 4 layers takes 1 to 3"):
+        run(model, {"clasp": clasp(4, None, 1, 0.5, 4)})
+
+
+def test_weights_that_make_nan_are_refused_by_the_warm_up():
+    broken = TinyModel(num_layers=2).load()
+    with torch.no_grad():
+        broken.hf_model.model.layers[1].mlp.down_proj.weight.fill_(math.nan)
+    with pytest.raises(NonFiniteLogits, match="NaN or infinite"):
+        run(broken, {})
+
+
+def test_settings_that_make_no_sense_are_refused(model):
+    for changes, text in (
+        ({"history": "mine"}, "history is 'mine'"),
+        ({"repeats": 0}, "repeats is 0"),
+        ({"reference": None}, "history=own"),
+    ):
+        with pytest.raises(UserError, match=text):
+            plan_of(model, {}, **changes)
+
+
+def test_a_divergence_is_noted_with_its_gap(model):
+    class Wrong(NoDraft):
+        """Answers like the reference, but for a token that nobody would choose."""
+
+        def answer(self, target, prompt, generation, randomness, clock):
+            from clasp_core.decoding import decode
+
+            good = decode(target, NoDraft(), prompt, generation, randomness, clock)
+            good.output_ids[3] = (good.output_ids[3] + 1) % 256
+            return good
+
+    rows = [row for row in run(model, {"wrong": Wrong()}).rows if row.method == "wrong"]
+    assert all(row.first_divergence == 3 and row.divergence_gap > row.divergence_bound > 0 for row in rows)
