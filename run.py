@@ -28,9 +28,9 @@ from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
 from clasp_core import device, provenance
+from clasp_core.checkpoint import LoadedModel
 from clasp_core.decoding import Generation
 from clasp_core.errors import UserError
-from clasp_core.loading import LoadedModel
 from clasp_core.metrics import c_bytes
 from clasp_core.progress import Bar
 from clasp_core.prompting import Prompter

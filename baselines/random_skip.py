@@ -9,7 +9,7 @@ import torch
 
 from clasp_core.clasp import skip_count
 from clasp_core.decoding import Turn, Verified
-from clasp_core.drafting import FixedExit, SelfDrafter, one_of
+from clasp_core.drafting import ChainRule, FixedExit, SelfDrafter, one_of
 from clasp_core.skip import LayerSkip
 from clasp_core.target import TargetModel
 
@@ -65,4 +65,5 @@ def random_skip(
     max_draft_len: int,
 ) -> SelfDrafter:
     """The control as a drafter with CLaSp's exit rule."""
-    return SelfDrafter(RandomPolicy(num_skipped, skip_ratio, redraw), FixedExit(exit_threshold), max_draft_len)
+    policy = RandomPolicy(num_skipped, skip_ratio, redraw)
+    return SelfDrafter(policy, FixedExit(exit_threshold), ChainRule(max_draft_len))

@@ -18,7 +18,7 @@ from torch.nn.functional import cosine_similarity
 
 from clasp_core.attention import Span
 from clasp_core.decoding import Turn, Verified
-from clasp_core.drafting import FixedExit, SelfDrafter, one_of
+from clasp_core.drafting import ChainRule, FixedExit, SelfDrafter, one_of
 from clasp_core.errors import UserError
 from clasp_core.kv_cache import KVCache
 from clasp_core.skip import LayerSkip
@@ -257,7 +257,5 @@ def clasp(
     return SelfDrafter(
         ClaspPolicy(num_skipped, skip_ratio, interval, reading or Reading()),
         FixedExit(exit_threshold),
-        max_draft_len,
-        low_confidence_token,
-        draft_sampling,
+        ChainRule(max_draft_len, low_confidence_token, draft_sampling),
     )

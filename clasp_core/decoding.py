@@ -163,10 +163,11 @@ def _round(turn: Turn, drafter: Drafter, output: list[int], num_prompt: int, lap
 
 
 def _verify(turn: Turn, drafter: Drafter, draft: Draft, last_token: int, position: int) -> Verified:
-    """The full model over root and draft at explicit slots; every layer's keys there are overwritten."""
+    """The full model over root and draft at explicit slots; every layer's keys there are the full model's then."""
     tokens = torch.tensor([last_token, *draft.tokens], device=turn.target.devices[0])
     span = Span.causal(position, len(tokens)) if draft.parents is None else Span.tree(position, draft.parents)
-    out = forward(turn.target, tokens, span, turn.cache, keep_hidden=drafter.needs_hidden(prefill=False))
+    keep_hidden = drafter.needs_hidden(prefill=False)
+    out = forward(turn.target, tokens, span, turn.cache, keep_hidden=keep_hidden, head_start=draft.head_start)
     verdict = verify(out.logits, draft, turn.generation.sampling, turn.randomness)
     turn.cache.keep(position, verdict.path)
     return Verified(draft, verdict.path, verdict.next_token, position, out.hidden)

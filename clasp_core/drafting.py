@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 import torch
@@ -94,37 +94,83 @@ class FixedExit:
         """Nothing to learn."""
 
 
-class SelfDrafter:
-    """Drafts a chain with the target minus a skip set, into the scratch part of the target's own cache.
+class Step(Protocol):
+    """One forward pass of a drafter."""
 
-    The draft reads the committed prefix (full-model keys and values) and writes its own behind it, for kept
-    layers only; verification then overwrites those slots in every layer, so nothing is cloned or rolled back.
+    def __call__(self, token: int, position: int) -> Tensor:
+        """Logits `V` behind a token at a position."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChainRule:
+    """How a chain is drawn, token by token, from a drafter's logits.
 
     `low_confidence_token`: the token that ends a draft stays in it (`keep`) or is left out (`drop`).
     `draft_sampling` at a temperature above 0: drafts are drawn from the draft's own warped distribution
     (`sample`), or are its most probable tokens, verified as deterministic proposals (`greedy`).
     """
 
+    max_draft_len: int
+    low_confidence_token: Literal["keep", "drop"] = "keep"
+    draft_sampling: Literal["sample", "greedy"] = "sample"
+
+    def __post_init__(self) -> None:
+        if self.max_draft_len < 1:
+            raise UserError(f"max_draft_len is {self.max_draft_len}; it must be at least 1 (method=ar drafts nothing)")
+        one_of("low_confidence_token", self.low_confidence_token, ("keep", "drop"))
+        one_of("draft_sampling", self.draft_sampling, ("sample", "greedy"))
+
+    def draft(self, step: Step, turn: Turn, last_token: int, position: int, limit: int, threshold: float) -> Draft:
+        """A chain that ends at the limit, at a stop token, or where confidence falls below the threshold."""
+        tokens: list[int] = []
+        probs: list[Tensor] = []
+        num_steps = 0
+        while len(tokens) < min(limit, self.max_draft_len):
+            logits = step(tokens[-1] if tokens else last_token, position + len(tokens))
+            token, confidence, draft_probs = self._choose(logits, turn)
+            num_steps += 1
+            unsure = confidence < threshold
+            if unsure and self.low_confidence_token == "drop":
+                break
+            tokens.append(token)
+            if draft_probs is not None:
+                probs.append(draft_probs)
+            if unsure or token in turn.generation.stop_ids:
+                break
+        return Draft(tuple(tokens), torch.stack(probs) if probs else None, num_steps=num_steps)
+
+    def _choose(self, logits: Tensor, turn: Turn) -> tuple[int, float, Tensor | None]:
+        """A token, its probability without warpers, and (where it was drawn) the distribution it came from."""
+        sampling = turn.generation.sampling
+        plain = logits.float().softmax(dim=-1)
+        draft_probs = None
+        if sampling.greedy or self.draft_sampling == "greedy":
+            confidence, token = plain.max(dim=-1)
+        else:
+            draft_probs = sampling.probs(logits)
+            token = torch.multinomial(draft_probs, 1, generator=turn.randomness.draft)[0]
+            confidence = plain[token]
+        chosen, certainty = torch.stack((token.double(), confidence.double())).tolist()
+        if not math.isfinite(certainty):
+            raise non_finite("draft", logits.dtype, 0)
+        return int(chosen), certainty, draft_probs
+
+
+class SelfDrafter:
+    """Drafts a chain with the target minus a skip set, into the scratch part of the target's own cache.
+
+    The draft reads the committed prefix (full-model keys and values) and writes its own behind it, for kept
+    layers only; verification then overwrites those slots in every layer, so nothing is cloned or rolled back.
+    """
+
     extra_slots = 0
 
-    def __init__(
-        self,
-        policy: LayerSkipPolicy,
-        exit_rule: ExitRule,
-        max_draft_len: int,
-        low_confidence_token: Literal["keep", "drop"] = "keep",
-        draft_sampling: Literal["sample", "greedy"] = "sample",
-    ):
-        if max_draft_len < 1:
-            raise UserError(f"max_draft_len is {max_draft_len}; it must be at least 1 (method=ar drafts nothing)")
-        one_of("low_confidence_token", low_confidence_token, ("keep", "drop"))
-        one_of("draft_sampling", draft_sampling, ("sample", "greedy"))
+    def __init__(self, policy: LayerSkipPolicy, exit_rule: ExitRule, chain: ChainRule):
         self.policy = policy
         self.exit_rule = exit_rule
-        self._max_draft_len = max_draft_len
-        self._keep_last = low_confidence_token == "keep"
-        self._sample = draft_sampling == "sample"
+        self._chain = chain
         self._turn: Turn
+        self._skip: LayerSkip
 
     def needs_hidden(self, *, prefill: bool) -> bool:
         """As the policy says."""
@@ -141,52 +187,20 @@ class SelfDrafter:
         return self.policy.start(turn, prompt, prefill)
 
     def propose(self, last_token: int, position: int, limit: int) -> Draft:
-        """A chain that ends at the limit, at a stop token, or where confidence falls below the threshold."""
-        tokens: list[int] = []
-        probs: list[Tensor] = []
-        num_steps = 0
-        skip = None
-        for step in range(min(limit, self._max_draft_len)):
-            skip = self.policy.current()
-            logits = self._step(tokens[-1] if tokens else last_token, position + step, skip)
-            token, confidence, draft_probs = self._choose(logits)
-            num_steps += 1
-            unsure = confidence < self.exit_rule.threshold
-            if unsure and not self._keep_last:
-                break
-            tokens.append(token)
-            if draft_probs is not None:
-                probs.append(draft_probs)
-            if unsure or token in self._turn.generation.stop_ids:
-                break
-        return Draft(tuple(tokens), torch.stack(probs) if probs else None, num_steps=num_steps, skip=skip)
+        """A chain by the rule; the trace notes the last skip set used."""
+        draft = self._chain.draft(self._step, self._turn, last_token, position, limit, self.exit_rule.threshold)
+        return replace(draft, skip=self._skip)
 
     def observe(self, verified: Verified) -> int:
         """Exit rule and policy learn."""
         self.exit_rule.observe(verified)
         return self.policy.observe(verified)
 
-    def _step(self, token: int, position: int, skip: LayerSkip) -> Tensor:
-        """Draft logits `V` behind one token."""
+    def _step(self, token: int, position: int) -> Tensor:
+        self._skip = self.policy.current()
         target = self._turn.target
         row = torch.tensor([token], device=target.devices[0])
-        return forward(target, row, Span.causal(position, 1), self._turn.cache, skip=skip).logits[0]
-
-    def _choose(self, logits: Tensor) -> tuple[int, float, Tensor | None]:
-        """A token, its probability without warpers, and (where it was drawn) the distribution it came from."""
-        sampling = self._turn.generation.sampling
-        plain = logits.float().softmax(dim=-1)
-        if sampling.greedy or not self._sample:
-            confidence, token = plain.max(dim=-1)
-            draft_probs = None
-        else:
-            draft_probs = sampling.probs(logits)
-            token = torch.multinomial(draft_probs, 1, generator=self._turn.randomness.draft)[0]
-            confidence = plain[token]
-        chosen, certainty = torch.stack((token.double(), confidence.double())).tolist()
-        if not math.isfinite(certainty):
-            raise non_finite("draft", logits.dtype, 0)
-        return int(chosen), certainty, draft_probs
+        return forward(target, row, Span.causal(position, 1), self._turn.cache, skip=self._skip).logits[0]
 
 
 def one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:

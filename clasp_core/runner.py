@@ -39,6 +39,14 @@ class Answerer(Protocol):
 Method = Drafter | Answerer
 
 
+@runtime_checkable
+class Informed(Protocol):
+    """A method that may look at the reference's answer (the oracle); it answers after the reference."""
+
+    def inform(self, prompt: Sequence[int], answer: Sequence[int]) -> None:
+        """The reference's answer to the prompt that comes next, told outside the clock."""
+
+
 class RowStore(Protocol):
     """Where rows go; `store.RunStore` is the one in use."""
 
@@ -134,9 +142,11 @@ class Runner:
         generation = Generation(self._plan.warm_up_tokens, frozenset(), self._plan.generation.sampling)
         for length in sorted({min(first_turns), max(first_turns)}):
             prompt = self._filler(length)
-            for method in self._plan.methods.values():
+            for name, method in self._plan.methods.items():
                 method.start_stream(self._target)
-                self._try(method, prompt, generation)
+                answer = self._try(method, prompt, generation)
+                if name == self._plan.reference:
+                    self._inform(prompt, answer.output_ids)
 
     def run(self, store: RowStore, progress: Progress, earlier: Sequence[TurnRecord] = ()) -> int:
         """Answer everything that `earlier` rows do not hold; returns the number of failed rows written."""
@@ -155,17 +165,34 @@ class Runner:
 
     def _turn(self, slot: Slot, run_id: str) -> list[TurnRecord]:
         """All methods that have not answered here yet, right after one another, in rotating order."""
-        names = list(self._plan.methods)
-        first = slot.index % len(names)
-        rotated = names[first:] + names[:first]
-        open_names = [(place, name) for place, name in enumerate(rotated) if slot.key(name) not in self._answers]
-        rows = [self._row(slot, name, place, run_id) for place, name in open_names]
-        for row in rows:
-            if row.output_ids is not None:
-                self._answers[row.key] = row.output_ids
+        order = self._order(slot)
+        rows = []
+        for place, name in enumerate(order):
+            if slot.key(name) not in self._answers:
+                rows.append(self._row(slot, name, place, run_id))
+                if (ids := rows[-1].output_ids) is not None:
+                    self._answers[slot.key(name)] = ids
+            if name == self._plan.reference and slot.key(name) in self._answers:
+                self._inform(self._prompt(slot, name), self._answers[slot.key(name)])
         for row in rows:
             self._compare(slot, row)
         return rows
+
+    def _order(self, slot: Slot) -> list[str]:
+        """The methods, rotated by one from turn to turn; who looks at the reference's answer comes after it."""
+        names = list(self._plan.methods)
+        first = slot.index % len(names)
+        rotated = names[first:] + names[:first]
+        if self._plan.reference is None:
+            return rotated
+        early = rotated[: rotated.index(self._plan.reference)]
+        waiting = [name for name in early if isinstance(self._plan.methods[name], Informed)]
+        return [name for name in rotated if name not in waiting] + waiting
+
+    def _inform(self, prompt: Sequence[int], answer: Sequence[int]) -> None:
+        for method in self._plan.methods.values():
+            if isinstance(method, Informed):
+                method.inform(prompt, answer)
 
     def _row(self, slot: Slot, name: str, place: int, run_id: str) -> TurnRecord:
         """One method's turn; an exception becomes a row with an error and no numbers."""
@@ -196,9 +223,9 @@ class Runner:
             return method.answer(self._target, prompt, generation, randomness, self._clock)
         return decode(self._target, method, prompt, generation, randomness, self._clock)
 
-    def _try(self, method: Method, prompt: Sequence[int], generation: Generation) -> None:
+    def _try(self, method: Method, prompt: Sequence[int], generation: Generation) -> Answer:
         try:
-            self._answer(method, prompt, generation, self._randomness("warm-up", len(prompt)))
+            return self._answer(method, prompt, generation, self._randomness("warm-up", len(prompt)))
         except torch.OutOfMemoryError as error:
             raise UserError(
                 f"out of memory on a prompt of {len(prompt)} tokens, before anything was timed: "

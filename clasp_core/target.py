@@ -33,6 +33,15 @@ class Forward:
     hidden: tuple[Tensor, ...] | None
 
 
+@dataclass(frozen=True, slots=True)
+class HeadStart:
+    """Work that a draft did for the verification pass: states `K d` of the first K rows after `num_layers` layers,
+    whose keys and values are in the cache and are the full model's."""
+
+    num_layers: int
+    hidden: Tensor
+
+
 class TargetModel:
     """A causal language model that can be run whole, in part, or one layer at a time."""
 
@@ -214,8 +223,15 @@ def forward(
     skip: LayerSkip | None = None,
     rows: slice = slice(None),
     keep_hidden: bool = False,
+    head_start: HeadStart | None = None,
 ) -> Forward:
-    """One pass over tokens `T`; logits (and states, if kept) of the rows asked for."""
+    """One pass over tokens `T`; logits (and states, if kept) of the rows asked for.
+
+    A head start leaves out its layers for the rows that it covers; states are not kept then, since they are
+    not all there.
+    """
+    if head_start is not None:
+        return Forward(target.head(_with_head_start(target, tokens, span, cache, head_start)[rows]), None)
     hidden = target.embed(tokens)
     states = [hidden[rows]] if keep_hidden else []
     for index in range(target.num_layers):
@@ -225,6 +241,19 @@ def forward(
         if keep_hidden:
             states.append(hidden[rows])
     return Forward(target.head(hidden[rows]), tuple(states) if keep_hidden else None)
+
+
+def _with_head_start(target: TargetModel, tokens: Tensor, span: Span, cache: KVCache, head_start: HeadStart) -> Tensor:
+    """States `T d` after the last layer; only the uncovered last rows pass the first layers."""
+    num_known = len(head_start.hidden)
+    hidden = target.embed(tokens[num_known:])
+    late = Span.causal(span.start + num_known, len(tokens) - num_known)
+    for index in range(head_start.num_layers):
+        hidden = target.layer(index, hidden, late, cache)
+    hidden = torch.cat((head_start.hidden, hidden.to(head_start.hidden.device)))
+    for index in range(head_start.num_layers, target.num_layers):
+        hidden = target.layer(index, hidden, span, cache)
+    return hidden
 
 
 def _mlp(module: Any, normed: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from clasp_core.sampling import Randomness, Sampling, check_finite, draw, greedy_tokens, uniform
 from clasp_core.skip import LayerSkip
+from clasp_core.target import HeadStart
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,7 @@ class Draft:
     `parents[i]`: the row of token i's parent (0 is the root, j the token j - 1); None means a chain.
     Siblings are listed in the order in which they were drawn.
     `num_steps`: forward passes that the drafter spent. `skip`: the skip set it used, if any, for the trace.
+    `head_start`: work on the first rows that verification need not do again.
     """
 
     tokens: tuple[int, ...]
@@ -32,6 +34,7 @@ class Draft:
     parents: tuple[int, ...] | None = None
     num_steps: int = 0
     skip: LayerSkip | None = None
+    head_start: HeadStart | None = None
 
     @classmethod
     def empty(cls) -> Draft:

@@ -176,7 +176,7 @@ def test_sampled_answers_depend_on_seed_question_and_repeat_alone(model):
 
 
 def test_a_prompt_that_does_not_fit_is_refused_before_anything_runs(model):
-    with pytest.raises(UserError, match="question 1, turn 0: a prompt of .* and a budget of 2040 exceed .* 2048"):
+    with pytest.raises(UserError, match=r"question 1, turn 0: a prompt of .* and a budget of 2040 exceed .* 2048"):
         run(model, {}, generation=Generation(2040, frozenset()))
 
 
