@@ -43,6 +43,7 @@ from clasp_core.store import RunStore, new_run_id, read_run
 REPOSITORY = Path(__file__).resolve().parent
 CONF = REPOSITORY / "conf"
 OWN_PACKAGES = ("clasp_core.", "baselines.")
+GROUPS = ("model", "method", "task", "reference")
 PLACES = ("path", "gguf", "cache_dir", "root")
 """Keys that say where a file lies; the questions' and the model's own hashes say what it is."""
 
@@ -100,7 +101,7 @@ class Shelf:
 def run_job(config: dict[str, Any], shelf: Shelf) -> Path:
     """One run of one configuration, from the checks to the printed table; returns its folder."""
     if unknown := sorted(set(config) - {entry.name for entry in fields(Schema)}):
-        raise UserError(f"unknown key {unknown[0]!r}{nearest(unknown[0], known_keys())}")
+        raise UserError(f"unknown key {unknown[0]!r}{nearest(unknown[0], list(known_keys()))}")
     device.set_threads(config["num_threads"])
     methods, reference = build_methods(config)
     questions = build_questions(config)
@@ -313,16 +314,23 @@ def explain(error: Exception) -> str:
         return f"unknown {group} {choice!r}{nearest(choice, error.options or choices(group))}"
     text = str(error)
     if key := re.search(r"Could not override '([^']+)'|Key '([^']+)' is not in struct", text):
-        name = (key[1] or key[2]).removeprefix("+")
-        group, _, choice = name.partition(".")
-        if name in known_keys():
-            return f"{name} belongs to {group}={choice.partition('.')[0]}, which is not selected; add it to the command"
-        return f"unknown key {name!r}{nearest(name, known_keys())}"
+        return explain_key((key[1] or key[2]).removeprefix("+"))
     if group := re.search(r"Could not find '([^']+)'", text):
-        return f"unknown choice {group[1]!r}{nearest(group[1], known_keys())}"
+        return f"unknown choice {group[1]!r}{nearest(group[1], list(known_keys()))}"
     if override := re.search(r"Error merging override (\S+)", text):
         return f"{override[1]}: {str(error.__cause__).splitlines()[0]}"
     return " ".join(text.split())
+
+
+def explain_key(name: str) -> str:
+    """Which choice an unselected option belongs to, or what is near an unknown one."""
+    places = known_keys()
+    if choices_of := places.get(name):
+        group = name.partition(".")[0]
+        return (
+            f"{name} belongs to {group}={' or '.join(sorted(choices_of))}, which is not selected; add it to the command"
+        )
+    return f"unknown key {name!r}{nearest(name, list(places))}"
 
 
 def nearest(value: str, known: Sequence[str]) -> str:
@@ -338,14 +346,16 @@ def choices(group: str) -> list[str]:
     return sorted(path.stem for path in (CONF / group).glob("[!_]*.yaml"))
 
 
-def known_keys() -> list[str]:
-    """Dotted keys of every configuration file, as an override names them."""
-    keys = flatten(OmegaConf.to_container(OmegaConf.load(CONF / "config.yaml"), resolve=False), "")
-    for path in CONF.glob("[!de]*/*.yaml"):
-        nested = path.parent.name in ("method", "task")
-        prefix = f"{path.parent.name}.{path.stem}." if nested else f"{path.parent.name}."
-        keys += [path.parent.name, *flatten(OmegaConf.to_container(OmegaConf.load(path), resolve=False), prefix)]
-    return sorted({key for key in keys if not key.startswith(("defaults", "hydra"))})
+def known_keys() -> dict[str, set[str]]:
+    """Dotted keys as an override names them, and the choices of their group that have them (none: always there)."""
+    own = OmegaConf.to_container(OmegaConf.load(CONF / "config.yaml"), resolve=False)
+    keys = {key: set[str]() for key in flatten(own, "") if not key.startswith(("defaults", "hydra"))}
+    for path in (CONF / group / f"{choice}.yaml" for group in GROUPS for choice in choices(group)):
+        group = path.parent.name
+        prefix = f"{group}.{path.stem}." if group in ("method", "task") else f"{group}."
+        for key in flatten(OmegaConf.to_container(OmegaConf.load(path), resolve=False), prefix):
+            keys.setdefault(key, set()).add(path.stem)
+    return keys
 
 
 def flatten(node: Any, above: str) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 
@@ -11,7 +12,7 @@ from clasp_core.attention import Span
 from clasp_core.metrics import first_divergence
 from clasp_core.target import TargetModel, forward
 
-TIE_ULPS = {torch.float64: 64, torch.float32: 64}
+TIE_ULPS = MappingProxyType({torch.float64: 64, torch.float32: 64})
 """Gaps of that many units in the last place of the largest logit are ties: sums over thousands of terms differ
 by some tens of units between kernels. 16-bit kernels accumulate in float32 and round each layer's output, so a
 logit is off by few units there."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal
 
 from clasp_core.errors import UserError
@@ -21,16 +23,18 @@ class Wiring:
     clip_qkv: float | None = None
 
 
-QK_NORM: dict[str, Literal["head", "projection"] | None] = {
-    "llama": None,
-    "mistral": None,
-    "qwen2": None,
-    "smollm3": None,
-    "mixtral": None,
-    "qwen3": "head",
-    "qwen3_moe": "head",
-    "olmoe": "projection",
-}
+QK_NORM: Mapping[str, Literal["head", "projection"] | None] = MappingProxyType(
+    {
+        "llama": None,
+        "mistral": None,
+        "qwen2": None,
+        "smollm3": None,
+        "mixtral": None,
+        "qwen3": "head",
+        "qwen3_moe": "head",
+        "olmoe": "projection",
+    }
+)
 """The families whose wiring is proven against Hugging Face's logits, by `config.model_type`."""
 
 STATIC_ROPE = ("default", "linear", "llama3", "yarn")

@@ -12,8 +12,9 @@ Three formats, chosen by configuration and never by a model's name:
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from clasp_core.errors import UserError
@@ -132,7 +133,9 @@ def _vicuna(turns: Sequence[str], answers: Sequence[str]) -> str:
     return "".join(parts)
 
 
-WRITERS: dict[str, Callable[[Sequence[str], Sequence[str]], str]] = {"plain": _plain, "vicuna": _vicuna}
+WRITERS: Mapping[str, Callable[[Sequence[str], Sequence[str]], str]] = MappingProxyType(
+    {"plain": _plain, "vicuna": _vicuna}
+)
 """The formats that do not depend on the checkpoint, by name."""
 
 STYLES = ("chat", *WRITERS)

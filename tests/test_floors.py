@@ -17,9 +17,9 @@ import torch
 
 ROOT = Path(__file__).resolve().parents[1]
 CORE = {
-    0: ("errors", "records", "metrics", "store", "provenance", "tasks", "fetch"),
-    1: ("skip", "sampling", "kv_cache", "device", "attention"),
-    2: ("target", "families", "loading", "prompting", "tiny"),
+    0: ("errors", "records", "metrics", "store", "provenance", "tasks", "fetch", "skip"),
+    1: ("sampling", "kv_cache", "device", "attention"),
+    2: ("target", "families", "placement", "hub", "checkpoint", "loading", "deep", "prompting", "tiny"),
     3: ("verify", "decoding", "drafting", "divergence"),
     4: ("clasp",),
     5: ("runner", "progress"),
@@ -28,7 +28,7 @@ CORE = {
 ASIDE = ("report", "tracking")
 """They read rows only, so floor 0 is all that they may import of the core."""
 FLOORS = {f"clasp_core.{name}": floor for floor, names in CORE.items() for name in names}
-MAY_IMPORT_TRANSFORMERS = {"clasp_core.loading", "clasp_core.families", "clasp_core.tiny"}
+MAY_IMPORT_TRANSFORMERS = {f"clasp_core.{name}" for name in ("placement", "checkpoint", "loading", "tiny")}
 MAY_IMPORT_IT_LATE = {"baselines.hf_generate"}
 MAY_IMPORT_HYDRA = {"run", "clasp_core.report.__main__"}
 

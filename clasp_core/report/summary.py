@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
 from rich import box
@@ -258,48 +259,56 @@ def _notes_on_disturbance(name: str, cells: Mapping[str, Cell], tasks: Sequence[
 
 # The summary as it is printed
 
-_COLUMNS = {
-    "n": "questions",
-    "tokens": "emitted tokens",
-    "emitted\n/round": "MAT: committed tokens per target pass, over all rounds, the target's own token included",
-    "acc.\n/round": "accepted draft tokens per target pass, over all rounds, the target's own token not counted",
-    "acc.\nrate": "accepted over drafted tokens, over all rounds; n/a where nothing was drafted",
-    "draft\n%": "share of decode time, which is all after the first token",
-    "verify\n%": "the same for the target's passes",
-    "select\n%": "the same for searching a skip set",
-    "host\n%": "the rest of decode time: sampling, cache, Python",
-    "tok/s": "tokens per second end to end, prefill inside",
-    "speed-up\n[low,high]": "paired_total, see below, with its 95 % bootstrap interval over questions",
-    "grade": "worst grade of a turn, how many turns got it, of how many; failed and missing turns included",
-}
+_COLUMNS = MappingProxyType(
+    {
+        "n": "questions",
+        "tokens": "emitted tokens",
+        "emitted\n/round": "MAT: committed tokens per target pass, over all rounds, the target's own token included",
+        "acc.\n/round": "accepted draft tokens per target pass, over all rounds, the target's own token not counted",
+        "acc.\nrate": "accepted over drafted tokens, over all rounds; n/a where nothing was drafted",
+        "draft\n%": "share of decode time, which is all after the first token",
+        "verify\n%": "the same for the target's passes",
+        "select\n%": "the same for searching a skip set",
+        "host\n%": "the rest of decode time: sampling, cache, Python",
+        "tok/s": "tokens per second end to end, prefill inside",
+        "speed-up\n[low,high]": "paired_total, see below, with its 95 % bootstrap interval over questions",
+        "grade": "worst grade of a turn, how many turns got it, of how many; failed and missing turns included",
+    }
+)
 
-_ESTIMATORS = {
-    "paired_total": "total time, prefill inside, over pairs with equal ids (sampling: time per token)",
-    "paired_decode": "the same over decode time",
-    "spec_bench": "pooled: mean of the questions' tokens/s over that of the reference",
-    "paper_overall": "unweighted mean of the tasks' spec_bench",
-    "geometric": "geometric mean of the questions' ratios of tokens/s",
-}
+_ESTIMATORS = MappingProxyType(
+    {
+        "paired_total": "total time, prefill inside, over pairs with equal ids (sampling: time per token)",
+        "paired_decode": "the same over decode time",
+        "spec_bench": "pooled: mean of the questions' tokens/s over that of the reference",
+        "paper_overall": "unweighted mean of the tasks' spec_bench",
+        "geometric": "geometric mean of the questions' ratios of tokens/s",
+    }
+)
 
-_ROBUST = {
-    "typical": "decode speed-up if every round had cost the median of its kind",
-    "slow\n%": "pairs whose reference time per token is over twice the median",
-}
+_ROBUST = MappingProxyType(
+    {
+        "typical": "decode speed-up if every round had cost the median of its kind",
+        "slow\n%": "pairs whose reference time per token is over twice the median",
+    }
+)
 
-_LADDER = {
-    "ceiling": "1 / c_bytes",
-    "oracle": "T / (R + A c), as if every drafted token were kept",
-    "draft": "T / (R + D c), wasted drafts paid",
-    "verify": "T / (R v + D c), the wider pass paid",
-    "search": "T / (R v + D c + P p), the search paid; the predicted speed-up",
-    "measured": "paired_decode; what it lacks to the step before is the host's",
-    "effi-\nciency": "measured / oracle",
-    "host\nloss %": "1 - measured / search",
-    "c": "one draft step by the clock, in reference tokens",
-    "c_bytes": "one draft step by the bytes it reads",
-    "v": "one verification pass, as wide as it ran, in reference tokens",
-    "p": "one search for a skip set, in reference tokens",
-}
+_LADDER = MappingProxyType(
+    {
+        "ceiling": "1 / c_bytes",
+        "oracle": "T / (R + A c), as if every drafted token were kept",
+        "draft": "T / (R + D c), wasted drafts paid",
+        "verify": "T / (R v + D c), the wider pass paid",
+        "search": "T / (R v + D c + P p), the search paid; the predicted speed-up",
+        "measured": "paired_decode; what it lacks to the step before is the host's",
+        "effi-\nciency": "measured / oracle",
+        "host\nloss %": "1 - measured / search",
+        "c": "one draft step by the clock, in reference tokens",
+        "c_bytes": "one draft step by the bytes it reads",
+        "v": "one verification pass, as wide as it ran, in reference tokens",
+        "p": "one search for a skip set, in reference tokens",
+    }
+)
 
 
 def render(summary: Mapping[str, Any], console: Console) -> None:
@@ -309,7 +318,7 @@ def render(summary: Mapping[str, Any], console: Console) -> None:
     _print_legend(console, _COLUMNS)
     if summary["ladders"]:
         console.print(_estimator_table(summary))
-        _print_legend(console, _ESTIMATORS | _ROBUST)
+        _print_legend(console, {**_ESTIMATORS, **_ROBUST})
         console.print(_ladder_table(summary))
         _print_legend(console, _LADDER)
     for note in summary["notes"]:
@@ -339,7 +348,7 @@ def _figures(cell: Cell) -> list[str]:
 
 
 def _estimator_table(summary: Mapping[str, Any]) -> Table:
-    table = _table("overall: speed-up by estimator [95 % interval over questions]", _ESTIMATORS | _ROBUST)
+    table = _table("overall: speed-up by estimator [95 % interval over questions]", {**_ESTIMATORS, **_ROBUST})
     for name in summary["ladders"]:
         cell = summary["cells"][name][OVERALL]
         estimates = [_interval(cell["speedup"][label]) for label in _ESTIMATORS]
