@@ -44,6 +44,9 @@ REPOSITORY = Path(__file__).resolve().parent
 CONF = REPOSITORY / "conf"
 OWN_PACKAGES = ("clasp_core.", "baselines.")
 GROUPS = ("model", "method", "task", "reference")
+BUSY_CORES = 0.4
+"""More than that in use by others before a run starts is worth a note."""
+
 PLACES = ("path", "gguf", "cache_dir", "root")
 """Keys that say where a file lies; the questions' and the model's own hashes say what it is."""
 
@@ -175,6 +178,8 @@ def report(store: RunStore, reference: str | None, methods: Sequence[str], greed
     console = Console(width=None if sys.stdout.isatty() else 120)
     console.print(f"model: {manifest.model['label']}", highlight=False)
     render(summary, console)
+    for note in manifest.notes:
+        console.print(f"note: {note}", style="yellow", highlight=False, markup=False)
 
 
 def build_methods(config: Mapping[str, Any]) -> tuple[dict[str, Method], str | None]:
@@ -262,6 +267,7 @@ def new_manifest(
     asked = hashlib.sha256(json.dumps([asdict(q) for q in questions], sort_keys=True).encode()).hexdigest()
     settings = {**config, "questions_sha256": asked, "template_sha256": prompter.template_sha256}
     same = {key: info[key] for key in ("fingerprint", "dtype", "device_map", "attention")}
+    conditions = provenance.conditions()
     return Manifest(
         run_id=new_run_id(),
         status="running",
@@ -275,8 +281,17 @@ def new_manifest(
         fingerprint=provenance.fingerprint({"model": same, "template_sha256": prompter.template_sha256}),
         model=info,
         start=now(),
-        conditions=provenance.conditions(),
+        conditions=conditions,
+        notes=warnings_about(conditions),
     )
+
+
+def warnings_about(conditions: Mapping[str, Any]) -> list[str]:
+    """What a reader must know of the machine's state; two torch threads beside a busy process slow down fiftyfold."""
+    busy = conditions["num_busy_cores"]
+    if busy < BUSY_CORES:
+        return []
+    return [f"{busy:.1f} cores were busy with other work at the start: times are disturbed, ratios less so"]
 
 
 def not_in_hash(config: Mapping[str, Any]) -> list[str]:

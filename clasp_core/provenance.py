@@ -13,6 +13,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 PACKAGES = (
     "clasp-bench", "torch", "transformers", "accelerate", "gguf", "safetensors", "hydra-core", "numpy", "bitsandbytes",
 )  # fmt: skip
@@ -99,6 +101,7 @@ def conditions() -> dict[str, Any]:
     """The state at this moment, which may differ between comparable runs: load average, the named environment."""
     return {
         "load_average": [round(load, 2) for load in os.getloadavg()],
+        "num_busy_cores": round(psutil.cpu_percent(interval=0.3) / 100 * (psutil.cpu_count() or 1), 2),
         "environment": {name: os.environ[name] for name in ENVIRONMENT if name in os.environ},
     }
 
