@@ -43,7 +43,7 @@ from clasp_core.store import RunStore, new_run_id, read_run
 REPOSITORY = Path(__file__).resolve().parent
 CONF = REPOSITORY / "conf"
 OWN_PACKAGES = ("clasp_core.", "baselines.")
-GROUPS = ("model", "method", "task", "reference")
+GROUPS = ("model", "method", "task", "reference", "search")
 BUSY_CORES = 0.4
 """More than that in use by others before a run starts is worth a note."""
 
@@ -69,6 +69,7 @@ class Schema:
     method: dict[str, Any] = field(default_factory=dict)
     task: dict[str, Any] = field(default_factory=dict)
     reference: dict[str, Any] = field(default_factory=dict)
+    search: dict[str, Any] = field(default_factory=dict)
     debug: dict[str, Any] = field(default_factory=dict)
     generation: GenerationSchema = field(default_factory=GenerationSchema)
     limit: int | None = MISSING
@@ -106,6 +107,8 @@ def run_job(config: dict[str, Any], shelf: Shelf) -> Path:
     if unknown := sorted(set(config) - {entry.name for entry in fields(Schema)}):
         raise UserError(f"unknown key {unknown[0]!r}{nearest(unknown[0], list(known_keys()))}")
     device.set_threads(config["num_threads"])
+    if config["search"]:
+        return search(config, shelf)
     methods, reference = build_methods(config)
     questions = build_questions(config)
     budget = config["generation"]["max_new_tokens"]
@@ -127,6 +130,17 @@ def run_job(config: dict[str, Any], shelf: Shelf) -> Path:
         warm_up_tokens=config["warm_up_tokens"],
     )
     return measure(plan, model, prompter, manifest, config)
+
+
+def search(config: Mapping[str, Any], shelf: Shelf) -> Path:
+    """An offline search for a skip set in place of a measurement; returns the file that it wrote."""
+    searcher = build(config["search"], "search")
+    model = shelf.get(config["model"])
+    clock = device.DeviceClock(model.target.devices, model.target.device)
+    prompter = Prompter(model.tokenizer, model.prompt)
+    path: Path = searcher.run(model, prompter, clock, REPOSITORY / "data" / "skip_sets")
+    print(shown(path))
+    return path
 
 
 def measure(plan: Plan, model: LoadedModel, prompter: Prompter, manifest: Manifest, config: Mapping[str, Any]) -> Path:
@@ -306,7 +320,7 @@ def not_in_hash(config: Mapping[str, Any]) -> list[str]:
         ]
         return below + [f"{above}{name}" for name in node if name in PLACES]
 
-    return ["resume", "results_dir", *places(config, "")]
+    return ["resume", "results_dir", "search", *places(config, "")]
 
 
 def now() -> str:

@@ -73,6 +73,9 @@ class ExitRule(Protocol):
     def start_stream(self) -> None:
         """A new method x task: forget everything."""
 
+    def start_turn(self) -> None:
+        """A new turn."""
+
     def observe(self, verified: Verified) -> None:
         """Learn from a verdict."""
 
@@ -89,6 +92,9 @@ class FixedExit:
 
     def start_stream(self) -> None:
         """Nothing to forget."""
+
+    def start_turn(self) -> None:
+        """Nothing to prepare."""
 
     def observe(self, verified: Verified) -> None:
         """Nothing to learn."""
@@ -184,6 +190,7 @@ class SelfDrafter:
     def start(self, turn: Turn, prompt: Sequence[int], prefill: Verified) -> int:
         """The policy may choose its first skip set from the prefill."""
         self._turn = turn
+        self.exit_rule.start_turn()
         return self.policy.start(turn, prompt, prefill)
 
     def propose(self, last_token: int, position: int, limit: int) -> Draft:

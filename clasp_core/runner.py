@@ -47,6 +47,14 @@ class Informed(Protocol):
         """The reference's answer to the prompt that comes next, told outside the clock."""
 
 
+@runtime_checkable
+class Forgetful(Protocol):
+    """A method that may carry what it learned from stream to stream, and still must not learn from a warm-up."""
+
+    def forget(self) -> None:
+        """The next stream begins with nothing."""
+
+
 class RowStore(Protocol):
     """Where rows go; `store.RunStore` is the one in use."""
 
@@ -147,6 +155,9 @@ class Runner:
                 answer = self._try(method, prompt, generation)
                 if name == self._plan.reference:
                     self._inform(prompt, answer.output_ids)
+        for method in self._plan.methods.values():
+            if isinstance(method, Forgetful):
+                method.forget()
 
     def run(self, store: RowStore, progress: Progress, earlier: Sequence[TurnRecord] = ()) -> int:
         """Answer everything that `earlier` rows do not hold; returns the number of failed rows written."""

@@ -18,7 +18,7 @@ from clasp_core import clasp as module
 from clasp_core.attention import Span
 from clasp_core.clasp import ClaspPolicy, Reading, Selection, clasp, select_layers, skip_count
 from clasp_core.decoding import Turn, Verified
-from clasp_core.drafting import FixedExit, NoDraft, SelfDrafter
+from clasp_core.drafting import ChainRule, FixedExit, NoDraft, SelfDrafter
 from clasp_core.errors import UserError
 from clasp_core.kv_cache import KVCache
 from clasp_core.skip import LayerSkip
@@ -489,6 +489,17 @@ def test_reset_by_turn_starts_anew_and_by_stream_goes_on(tiny_target: TargetMode
         assert again.skip == alone[1].skip
 
 
+def test_the_counter_of_a_turn_starts_anew(tiny_target: TargetModel) -> None:
+    """Rounds left over from one turn do not bring the next one's search forward."""
+    prompts = [ids(9, seed=seed) for seed in range(3)]
+    alone = [answer(tiny_target, build(interval=5), prompt, 20).rounds.num_searches for prompt in prompts]
+    drafter = build(interval=5)
+    drafter.start_stream(tiny_target)
+    stream = [answer(tiny_target, drafter, prompt, 20, fresh=False).rounds.num_searches for prompt in prompts]
+    assert stream == alone
+    assert all(sum(counts) > 1 and (len(counts) - 1) % 5 for counts in alone)
+
+
 def test_the_counter_of_a_stream_runs_across_turns(tiny_target: TargetModel) -> None:
     """By hand, with the rounds after which something is learnt: the one that ends a turn is not among them."""
     drafter = build(interval=5, reading=Reading(reset="stream"))
@@ -612,5 +623,5 @@ def test_a_policy_asked_before_its_turn_says_so(tiny_target: TargetModel) -> Non
 
 def test_an_empty_policy_is_the_target(tiny_target: TargetModel) -> None:
     """The drafter around the policy adds nothing of its own."""
-    rounds = answer(tiny_target, SelfDrafter(FixedPolicy(), FixedExit(0.0), 4), ids(9), 21).rounds
+    rounds = answer(tiny_target, SelfDrafter(FixedPolicy(), FixedExit(0.0), ChainRule(4)), ids(9), 21).rounds
     assert rounds.num_accepted == rounds.num_drafted == [4, 4, 4, 4]

@@ -1,0 +1,524 @@
+"""Self-SD's offline search for a skip set (Draft & Verify, arXiv 2309.08168, searching.py of the authors).
+
+Space: all 2L choices of attention and MLP sub-layers, apart. Optimiser: Optuna's TPE behind a few structured starts.
+The authors maximise tokens per second by the wall clock (`tokens_per_s`); on shared machines that is mostly noise, so
+the default is the speed-up that the loss ladder predicts (MEASUREMENT 4), from exact counters and costs measured once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import random
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from itertools import combinations
+from pathlib import Path
+from statistics import median
+from typing import Any, Literal
+
+import optuna
+import torch
+from tqdm import tqdm
+
+from baselines.self_sd_replay import Costs, Counts, Passage, Replay
+from clasp_core import provenance
+from clasp_core.checkpoint import LoadedModel
+from clasp_core.decoding import Answer, Drafter, Generation, Turn, Verified, decode
+from clasp_core.device import Clock
+from clasp_core.drafting import ChainRule, FixedExit, NoDraft, SelfDrafter, one_of
+from clasp_core.errors import UserError
+from clasp_core.prompting import Prompter
+from clasp_core.sampling import Randomness
+from clasp_core.skip import LayerSkip
+from clasp_core.target import TargetModel
+from clasp_core.tasks import JsonlTask
+
+SCHEMA = 1
+"""Version of the result's layout, which `baselines.self_sd` reads."""
+ROOT = Path(__file__).resolve().parents[1]
+START_SHARES = (0.1, 0.2, 0.3, 0.4, 0.5)
+"""Shares of all sub-layers that the structured starts skip where the count is free."""
+NUM_FINALISTS, NUM_REPEATS = 3, 3
+"""Sets measured again, and how often, where the objective is a wall clock's."""
+
+
+# Proposals
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """How many of the 2L sub-layers a candidate may skip."""
+
+    num_layers: int
+    fewest: int
+    most: int
+
+    @property
+    def num_sets(self) -> int:
+        """Size of the space."""
+        return sum(math.comb(2 * self.num_layers, count) for count in range(self.fewest, self.most + 1))
+
+    def decode(self, scores: Sequence[float]) -> LayerSkip:
+        """The set of 2L scores (attentions, then MLPs): those above one half, as published.
+
+        Where that is too many or too few, the highest so many; of equal scores the first.
+        """
+        count = min(max(sum(score > 0.5 for score in scores), self.fewest), self.most)
+        ranked = sorted(range(len(scores)), key=lambda i: -scores[i])
+        return self.of(ranked[:count])
+
+    def of(self, sublayers: Iterable[int]) -> LayerSkip:
+        """The set of sub-layer numbers, 0 .. L-1 the attentions and L .. 2L-1 the MLPs."""
+        chosen, num = tuple(sublayers), self.num_layers
+        return LayerSkip.sublayers(num, attn=[i for i in chosen if i < num], mlp=[i - num for i in chosen if i >= num])
+
+    def admits(self, skip: LayerSkip) -> bool:
+        """Whether a set is in the space."""
+        return self.fewest <= skip.num_skipped_sublayers <= self.most
+
+    def all(self) -> Iterator[LayerSkip]:
+        """Every set, one by one."""
+        for count in range(self.fewest, self.most + 1):
+            yield from map(self.of, combinations(range(2 * self.num_layers), count))
+
+
+def structured_starts(bounds: Bounds, influence: Sequence[float], costs: Costs) -> list[LayerSkip]:
+    """Sets worth trying first: every second layer, half of the attentions, and the least influential sub-layers.
+
+    The authors' own two starts are for one 40-layer model; an attention-only set is the first of them.
+    """
+    num = bounds.num_layers
+    counts = {round(share * 2 * num) for share in START_SHARES} if bounds.fewest < bounds.most else {bounds.most}
+    per_cost = [turn / (cost or 1.0) for turn, cost in zip(influence, (*costs.attn, *costs.mlp), strict=True)]
+    starts = [LayerSkip.layers(num, range(1, num, 2)), LayerSkip.sublayers(num, attn=range(1, num, 2), mlp=())]
+    for measure in (influence, per_cost):
+        ranked = sorted(range(2 * num), key=lambda i: measure[i])
+        starts += [bounds.of(ranked[:count]) for count in sorted(counts)]
+    return [skip for skip in dict.fromkeys(starts) if bounds.admits(skip)]
+
+
+class Proposals:
+    """One candidate after the other, never the same set twice (P76): the starts, then TPE and neighbours in turn.
+
+    TPE works on the published relaxation to [0, 1]^2L and is told the corners that were decoded. A neighbour is the
+    best set with a few choices flipped; it also stands in where TPE repeats a known set. The sequence depends
+    on the seed and on the values told only.
+    """
+
+    def __init__(self, bounds: Bounds, starts: Sequence[LayerSkip], seed: int):
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=max(len(starts), 1))
+        self._study = optuna.create_study(direction="maximize", sampler=sampler)
+        self._space: dict[str, optuna.distributions.BaseDistribution] = {
+            f"{kind}{i}": optuna.distributions.FloatDistribution(0, 1)
+            for kind in ("attn", "mlp")
+            for i in range(bounds.num_layers)
+        }
+        self._bounds = bounds
+        self._starts = list(starts)
+        self._random = random.Random(seed)
+        self._told: dict[LayerSkip, float] = {}
+
+    def next(self) -> LayerSkip | None:
+        """A set that has not been told yet; None once there is none left."""
+        if len(self._told) == self._bounds.num_sets:
+            return None
+        turns = (self._asked(), self._neighbours()) if len(self._told) % 2 else (self._neighbours(), self._asked())
+        sources = (iter(self._starts), *turns, self._bounds.all())
+        return next(skip for source in sources for skip in source if skip not in self._told)
+
+    def tell(self, skip: LayerSkip, value: float) -> None:
+        """The value of a set, larger is better."""
+        self._told[skip] = value
+        params = {name: float(bit) for name, bit in zip(self._space, (*skip.attn, *skip.mlp), strict=True)}
+        self._study.add_trial(optuna.trial.create_trial(params=params, distributions=self._space, value=value))
+
+    def _asked(self) -> Iterator[LayerSkip]:
+        trial = self._study.ask(self._space)
+        self._study.tell(trial, state=optuna.trial.TrialState.FAIL)
+        yield self._bounds.decode([trial.params[name] for name in self._space])
+
+    def _neighbours(self) -> Iterator[LayerSkip]:
+        best = max(self._told, key=lambda skip: self._told[skip], default=self._bounds.of(range(self._bounds.fewest)))
+        bits = [*best.attn, *best.mlp]
+        for _ in range(1000):
+            flipped = set(self._random.sample(range(len(bits)), min(self._random.randint(1, 4), len(bits))))
+            skip = self._bounds.of(i for i, bit in enumerate(bits) if bit != (i in flipped))
+            if self._bounds.admits(skip):
+                yield skip
+
+
+# What is kept of a search
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """A decoded set, its value, its counters, and the seconds since the one before it."""
+
+    skip: LayerSkip
+    value: float
+    counts: Counts
+    seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dict."""
+        by_width = {str(width): n for width, n in sorted(self.counts.num_rounds_by_width.items())}
+        counts = {**asdict(self.counts), "num_rounds_by_width": by_width}
+        return {"skip": self.skip.code, "value": self.value, "counts": counts, "seconds": self.seconds}
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any]) -> Evaluation:
+        """The evaluation of a stored line."""
+        by_width = Counter({int(width): n for width, n in row["counts"]["num_rounds_by_width"].items()})
+        counts = Counts(**{**row["counts"], "num_rounds_by_width": by_width})
+        return cls(LayerSkip.decode(row["skip"]), row["value"], counts, row["seconds"])
+
+
+class SearchLog:
+    """Append-only JSONL of one or several searches; the lines of `key` are this one's.
+
+    The first line of a search holds what was found out before it (`ground`: the answers, the costs); each further
+    one holds an evaluation. A line counts when its newline is there.
+    """
+
+    def __init__(self, path: Path, key: str):
+        self._path = path
+        self._key = key
+        self.ground: dict[str, Any] | None = None
+        self.evaluations: dict[LayerSkip, Evaluation] = {}
+        self.seconds = 0.0
+        for number, line in enumerate(self._lines(), start=1):
+            try:
+                row = json.loads(line)
+                if row["key"] == key:
+                    self._take(row)
+            except (ValueError, KeyError, TypeError) as error:
+                raise UserError(f"{path}, line {number} is damaged ({error}); move the file away") from error
+
+    def lay_ground(self, ground: dict[str, Any], seconds: float) -> None:
+        """Keep what was found out before the first evaluation."""
+        self._append({"ground": ground, "seconds": seconds})
+
+    def add(self, evaluation: Evaluation) -> None:
+        """Keep an evaluation; on the disk when this returns."""
+        self._append(evaluation.to_json())
+
+    def best(self, num: int = 1) -> list[Evaluation]:
+        """The evaluations with the highest values, best first; of equal ones the earlier."""
+        return sorted(self.evaluations.values(), key=lambda each: -each.value)[:num]
+
+    def _take(self, row: dict[str, Any]) -> None:
+        self.seconds += row["seconds"]
+        if "ground" in row:
+            self.ground = row["ground"]
+        else:
+            evaluation = Evaluation.from_json(row)
+            self.evaluations.setdefault(evaluation.skip, evaluation)
+
+    def _append(self, row: dict[str, Any]) -> None:
+        row = {"key": self._key, **row}
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row, separators=(",", ":"), allow_nan=False) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        self._take(row)
+
+    def _lines(self) -> list[bytes]:
+        """The complete lines; a torn last one is cut off."""
+        if not self._path.exists():
+            return []
+        content = self._path.read_bytes()
+        complete = content.rfind(b"\n") + 1
+        if complete < len(content):
+            os.truncate(self._path, complete)
+        return content[:complete].splitlines()
+
+
+# The command
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelfSDSearch:
+    """Finds a skip set for one model and writes `<model>-self_sd[-<count>].json` with its origin and its cost.
+
+    `evaluations` counts distinct decoded sets, earlier sessions of the same search included; `seconds` (None: no
+    limit) likewise, and is looked at between evaluations. `num_skipped_sublayers` fixes the count (a whole layer
+    counts two); None leaves it free between `min_share` and `max_share` of 2L. `costs`: by the clock, once at the
+    start, or `bytes`, which no slow spell can touch (and in which a wide verification is free). Interrupted, it
+    keeps the best so far; the same command goes on.
+    """
+
+    prompts: str
+    num_prompts: int
+    tokens: int
+    evaluations: int
+    seconds: float | None
+    objective: Literal["predicted", "tokens_per_s"]
+    costs: Literal["measured", "bytes"]
+    max_draft_len: int
+    exit_threshold: float
+    num_skipped_sublayers: int | None
+    min_share: float
+    max_share: float
+    seed: int
+
+    def __post_init__(self) -> None:
+        one_of("search.objective", self.objective, ("predicted", "tokens_per_s"))
+        one_of("search.costs", self.costs, ("measured", "bytes"))
+        FixedExit(self.exit_threshold)
+        for name, fewest in (("num_prompts", 1), ("tokens", 3), ("evaluations", 1), ("max_draft_len", 1)):
+            if getattr(self, name) < fewest:
+                raise UserError(f"search.{name} is {getattr(self, name)}; it must be at least {fewest}")
+        if not 0 <= self.min_share <= self.max_share <= 1:
+            raise UserError(f"search.min_share {self.min_share} and max_share {self.max_share} must ascend in [0, 1]")
+
+    def run(self, model: LoadedModel, prompter: Prompter, clock: Clock, out_dir: Path) -> Path:
+        """Search, and write the best set found; returns the path of the result."""
+        bounds = self.bounds(model.target.num_layers)
+        prompts = self._prompts(model, prompter)
+        count = "" if self.num_skipped_sublayers is None else f"-{self.num_skipped_sublayers}"
+        path = out_dir / f"{model.name}-self_sd{count}.json"
+        out_dir.mkdir(parents=True, exist_ok=True)
+        settings = self._settings(model, prompts)
+        log = SearchLog(path.with_suffix(".jsonl"), provenance.config_hash(settings))
+        try:
+            with torch.inference_mode():
+                session = _Session(self, model, prompts, clock, log)
+                status = session.search(bounds)
+                best = session.choose()
+        except KeyboardInterrupt:
+            raise UserError("interrupted before there was a result; the same command goes on") from None
+        _write(path, self._result(model, settings, log, best, status))
+        print(f"{status}: {len(log.evaluations)} distinct sets in {log.seconds:.0f} s; {_said(best)}")
+        return path
+
+    def bounds(self, num_layers: int) -> Bounds:
+        """The counts that are searched; at least one sub-layer is skipped."""
+        if self.num_skipped_sublayers is None:
+            return Bounds(
+                num_layers,
+                max(1, math.ceil(self.min_share * 2 * num_layers)),
+                max(1, math.floor(self.max_share * 2 * num_layers)),
+            )
+        if not 1 <= self.num_skipped_sublayers <= 2 * num_layers:
+            raise UserError(
+                f"search.num_skipped_sublayers is {self.num_skipped_sublayers}; this model has {2 * num_layers} "
+                "sub-layers, two for each layer"
+            )
+        return Bounds(num_layers, self.num_skipped_sublayers, self.num_skipped_sublayers)
+
+    def _prompts(self, model: LoadedModel, prompter: Prompter) -> list[list[int]]:
+        """Ids of the first turns of the first search prompts."""
+        if not Path(self.prompts).is_file():
+            raise UserError(f"search.prompts {self.prompts} does not exist; name a JSONL file of questions")
+        questions = JsonlTask("search_prompts", self.prompts).questions()
+        if len(questions) < self.num_prompts:
+            raise UserError(f"search.num_prompts is {self.num_prompts}, but {self.prompts} has {len(questions)}")
+        prompts = [prompter.ids(question.turns[:1], []) for question in questions[: self.num_prompts]]
+        longest = max(map(len, prompts)) + self.tokens
+        if longest > model.max_positions:
+            raise UserError(f"search prompts and tokens need {longest} positions, the model has {model.max_positions}")
+        return prompts
+
+    def _settings(self, model: LoadedModel, prompts: Sequence[Sequence[int]]) -> dict[str, Any]:
+        """What decides which sets are decoded and what they are worth; a search is continued where this is equal."""
+        own = {name: value for name, value in asdict(self).items() if name not in ("prompts", "evaluations", "seconds")}
+        return {
+            **own,
+            "prompts_sha256": hashlib.sha256(json.dumps([list(ids) for ids in prompts]).encode()).hexdigest(),
+            "model_fingerprint": model.info["fingerprint"],
+            "machine": {"machine": provenance.machine(), "accelerators": provenance.accelerators()},
+            "threads": provenance.threads(),
+        }
+
+    def _result(
+        self, model: LoadedModel, settings: dict[str, Any], log: SearchLog, best: Evaluation, status: str
+    ) -> dict[str, Any]:
+        skip = best.skip
+        return {
+            "schema": SCHEMA,
+            "method": "self_sd",
+            "model": {
+                "name": model.name,
+                "label": model.label,
+                "num_layers": model.target.num_layers,
+                "dtype": str(model.target.dtype).removeprefix("torch."),
+                "fingerprint": model.info["fingerprint"],
+            },
+            "skip": {
+                "attn": list(skip.skipped_attn),
+                "mlp": list(skip.skipped_mlp),
+                "code": skip.code,
+                "num_skipped_sublayers": skip.num_skipped_sublayers,
+            },
+            "search": {
+                "objective": self.objective,
+                "value": best.value,
+                "acceptance": best.counts.acceptance,
+                "counts": best.to_json()["counts"],
+                "num_evaluations": len(log.evaluations),
+                "seconds": round(log.seconds, 1),
+                "status": status,
+                "costs": (log.ground or {}).get("costs"),
+                "budget": {"evaluations": self.evaluations, "seconds": self.seconds},
+                "settings": {name: value for name, value in settings.items() if name not in ("machine", "threads")},
+            },
+            "end": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "git": provenance.git_state(ROOT),
+            "versions": provenance.package_versions((*provenance.PACKAGES, "optuna")),
+            "machine": settings["machine"],
+            "threads": settings["threads"],
+        }
+
+
+class _Session:
+    """One stretch of a search: the ground (found out, or read back), then evaluations until something ends it."""
+
+    def __init__(
+        self, options: SelfSDSearch, model: LoadedModel, prompts: list[list[int]], clock: Clock, log: SearchLog
+    ):
+        self._options = options
+        self._target = model.target
+        self._generation = Generation(options.tokens, frozenset(model.stop_ids))
+        self._prompts = prompts
+        self._clock = clock
+        self._log = log
+        self._since = clock.now()
+        if log.ground is None:
+            log.lay_ground(self._find_ground(), self._lap())
+        assert log.ground is not None
+        self._costs = _costs_of(log.ground["costs"])
+        pairs = zip(prompts, log.ground["answers"], strict=True)
+        passages = [Passage(tuple(prompt), tuple(answer)) for prompt, answer in pairs]
+        if all(len(passage.answer) < 2 for passage in passages):
+            raise UserError("the model ends every answer at once; there is nothing to draft, take other prompts")
+        self._replay = Replay(self._target, passages, self._generation, options.max_draft_len, options.exit_threshold)
+
+    def search(self, bounds: Bounds) -> str:
+        """Decode sets until the budget, the time or the space ends, or Ctrl-C; says which."""
+        options, log = self._options, self._log
+        starts = structured_starts(bounds, self._replay.influence, self._costs)
+        proposals = Proposals(bounds, starts, options.seed)
+        with tqdm(total=options.evaluations, initial=len(log.evaluations), unit="set", disable=None) as bar:
+            try:
+                while len(log.evaluations) < options.evaluations:
+                    skip = proposals.next()
+                    if skip is None:
+                        return f"space exhausted ({bounds.num_sets} sets)"
+                    if skip not in log.evaluations:
+                        if options.seconds is not None and log.seconds >= options.seconds:
+                            return "time used up"
+                        value, counts = self._evaluate(skip)
+                        log.add(Evaluation(skip, value, counts, self._lap()))
+                        bar.set_postfix_str(_said(log.best()[0]))
+                        bar.update()
+                    proposals.tell(skip, log.evaluations[skip].value)
+            except KeyboardInterrupt:
+                return "interrupted"
+        return "budget used up"
+
+    def choose(self) -> Evaluation:
+        """The best set; where the value is a wall clock's, the best of a few after measuring them again."""
+        if not self._log.evaluations:
+            raise UserError("no set was decoded before the search ended; raise search.seconds, or start it again")
+        if self._options.objective == "predicted":
+            return self._log.best()[0]
+        finalists = self._log.best(NUM_FINALISTS)
+        repeats = [[self._evaluate(each.skip)[0] for each in finalists] for _ in range(NUM_REPEATS)]
+        values = [median(column) for column in zip(*repeats, strict=True)]
+        self._log.seconds += self._lap()
+        again = [replace(each, value=value) for each, value in zip(finalists, values, strict=True)]
+        return max(again, key=lambda each: each.value)
+
+    def _lap(self) -> float:
+        """Seconds since the last lap, or since the session began."""
+        before, self._since = self._since, self._clock.now()
+        return self._since - before
+
+    def _find_ground(self) -> dict[str, Any]:
+        """The target's answers and the costs of its passes."""
+        answers = [self._answer(prompt, NoDraft()).output_ids for prompt in tqdm(self._prompts, disable=None)]
+        if self._options.costs == "bytes":
+            costs = Costs.by_bytes(self._target)
+        else:
+            typical = sorted(self._prompts, key=len)[len(self._prompts) // 2]
+            costs = Costs.measured(self._target, typical, self._options.max_draft_len + 1, self._clock)
+        return {"answers": answers, "costs": asdict(costs)}
+
+    def _evaluate(self, skip: LayerSkip) -> tuple[float, Counts]:
+        if self._options.objective == "predicted":
+            counts = self._replay.counts(skip)
+            return self._costs.predicted(skip, counts), counts
+        return self._tokens_per_s(skip)
+
+    def _tokens_per_s(self, skip: LayerSkip) -> tuple[float, Counts]:
+        """Emitted tokens over end-to-end time of real runs (the authors count the budget, whatever was emitted)."""
+        chain = ChainRule(self._options.max_draft_len)
+        drafter = SelfDrafter(_Candidate(skip), FixedExit(self._options.exit_threshold), chain)
+        counts, num_tokens, seconds = Counts(), 0, 0.0
+        for prompt in self._prompts:
+            answer = self._answer(prompt, drafter)
+            num_tokens += len(answer.output_ids)
+            seconds += answer.prefill_s + answer.decode_s
+            rounds = answer.rounds
+            for numbers in zip(rounds.num_drafted, rounds.num_accepted, rounds.num_emitted, strict=True):
+                counts.add(*numbers)
+        return num_tokens / seconds, counts
+
+    def _answer(self, prompt: Sequence[int], drafter: Drafter) -> Answer:
+        drafter.start_stream(self._target)
+        return decode(self._target, drafter, prompt, self._generation, Randomness.seeded(0), self._clock)
+
+
+class _Candidate:
+    """The policy of a set that is being tried."""
+
+    def __init__(self, skip: LayerSkip):
+        self._skip = skip
+
+    def needs_hidden(self, *, prefill: bool) -> bool:
+        return False
+
+    def start_stream(self, target: TargetModel) -> None:
+        pass
+
+    def start(self, turn: Turn, prompt: Sequence[int], prefill: Verified) -> int:
+        return 0
+
+    def current(self) -> LayerSkip:
+        return self._skip
+
+    def observe(self, verified: Verified) -> int:
+        return 0
+
+
+def _said(best: Evaluation) -> str:
+    acceptance = "" if best.counts.acceptance is None else f", acceptance {best.counts.acceptance:.3f}"
+    return f"best {best.value:.4g} with {best.skip.num_skipped_sublayers} sub-layers skipped{acceptance}"
+
+
+def _costs_of(row: Mapping[str, Any]) -> Costs:
+    by_width = tuple((int(width), float(cost)) for width, cost in row["by_width"])
+    return Costs(row["fixed"], tuple(row["attn"]), tuple(row["mlp"]), by_width)
+
+
+def _write(path: Path, result: Mapping[str, Any]) -> None:
+    """Write or replace atomically: readers see the old file or the new one."""
+    text = json.dumps(result, indent=2, allow_nan=False) + "\n"
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise

@@ -1,0 +1,55 @@
+"""The points of the baselines: one table for all methods, exact grades, little time outside the model."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from hydra import compose, initialize_config_dir
+from hydra.utils import instantiate
+
+from clasp_core.drafting import NoDraft
+from clasp_core.metrics import grades, ladder, paired_total, pairs, shares
+from clasp_core.runner import Method
+from tests.acceptance.bench import ROOT, Point, load, measure, sample
+
+CHAINS = ("pld", "sps", "self_sd", "clasp", "layerskip", "oracle")
+TREES = ("swift",)
+
+
+def build(names: tuple[str, ...], model: str) -> dict[str, Method]:
+    """The methods of `conf/method`, as `python run.py method=[...] model=...` builds them; AR first."""
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        cfg = compose("config", overrides=[f"method=[{','.join(names)}]", f"model={model}"])
+    return {"ar": NoDraft()} | {name: instantiate(cfg.method[name], _convert_="all") for name in names}
+
+
+def every_method_is_exact(model_name: str) -> Point:
+    """All grades exact on our own questions; speed-up and efficiency of each method are the figure."""
+    methods = build((*CHAINS, *TREES), model_name)
+    rows = measure(load(model_name), methods, sample(1), 48)
+    of = {name: [row for row in rows if row.method == name] for name in methods}
+    figures, worst = [], set()
+    for name in (*CHAINS, *TREES):
+        found = pairs(of["ar"], of[name]).pairs
+        worst.add(grades(of["ar"], of[name], greedy=True).worst)
+        speedup, steps = paired_total(found, greedy=True), ladder(found, greedy=True, c_bytes=None)
+        if speedup is not None and steps is not None:
+            figures.append(f"{name} {speedup.value:.2f} (efficiency {steps.efficiency:.2f})")
+    return Point(worst == {"exact"}, f"grades {sorted(worst, key=str)}; {', '.join(figures)}")
+
+
+def little_time_outside_the_model() -> Point:
+    """Host share of decode time: under 5 % for chains, under 8 % for trees, on `smollm2-135m`."""
+    methods = build((*CHAINS, *TREES), "smollm2-135m")
+    rows = measure(load("smollm2-135m"), methods, sample(1), 48)
+    host = {name: shares(row for row in rows if row.method == name).host or 0.0 for name in methods}
+    limits = {name: 0.08 if name in TREES else 0.05 for name in methods}
+    figure = ", ".join(f"{name} {share:.1%}" for name, share in host.items())
+    return Point(all(host[name] < limits[name] for name in methods), figure)
+
+
+POINTS = {
+    "methods-smollm2-135m": partial(every_method_is_exact, "smollm2-135m"),
+    "methods-smollm2-135m-deep": partial(every_method_is_exact, "smollm2-135m-deep"),
+    "host-share": little_time_outside_the_model,
+}
