@@ -152,7 +152,8 @@ def _prefix_and_self(
     own_values = values.transpose(0, 1).repeat(1, group, 1)
     to_prefix = grouped @ prefix_keys.transpose(1, 2)
     to_self = (grouped * own_keys).sum(-1, keepdim=True)
-    weights = softmax(torch.cat((to_prefix, to_self), dim=-1) * scale, dim=-1, dtype=torch.float32)
+    precise = torch.promote_types(queries.dtype, torch.float32)
+    weights = softmax(torch.cat((to_prefix, to_self), dim=-1) * scale, dim=-1, dtype=precise)
     weights = weights.to(queries.dtype)
     out = weights[..., :-1] @ prefix_values + weights[..., -1:] * own_values
     return _by_query_head(out, rows, num_heads)

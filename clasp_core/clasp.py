@@ -64,7 +64,7 @@ def select_layers(
         best, skips = _choose(states[layer + 1], best, kept, old, new, free[layer])
         choices.append(skips)
     skipped = _backtrack(choices, ranges, num_skipped)
-    return Selection(LayerSkip.layers(target.num_layers, skipped), best, evaluations)
+    return Selection(LayerSkip.layers(target.num_layers, skipped), best[-1:], evaluations)
 
 
 def _ranges(free: Sequence[bool], num_skipped: int, prune: bool) -> list[tuple[int, int]]:
@@ -72,7 +72,7 @@ def _ranges(free: Sequence[bool], num_skipped: int, prune: bool) -> list[tuple[i
     ranges = [(0, 0)]
     for i in range(1, len(free) + 1):
         still_free = sum(free[i:])
-        fewest = max(0, num_skipped - still_free) if prune or i == len(free) else 0
+        fewest = max(0, num_skipped - still_free) if prune else 0
         ranges.append((fewest, min(sum(free[:i]), num_skipped)))
     return ranges
 

@@ -111,7 +111,9 @@ class Step(Protocol):
 class ChainRule:
     """How a chain is drawn, token by token, from a drafter's logits.
 
-    `low_confidence_token`: the token that ends a draft stays in it (`keep`) or is left out (`drop`).
+    `low_confidence_token`: the token that ends a draft stays in it (`keep`) or is left out (`drop`). Confidence is
+    the drafted token's own probability, but for `drop` that of the most probable token: leaving out a token for
+    what was drawn would bend the law that it was drawn from.
     `draft_sampling` at a temperature above 0: drafts are drawn from the draft's own warped distribution
     (`sample`), or are its most probable tokens, verified as deterministic proposals (`greedy`).
     """
@@ -146,7 +148,7 @@ class ChainRule:
         return Draft(tuple(tokens), torch.stack(probs) if probs else None, num_steps=num_steps)
 
     def _choose(self, logits: Tensor, turn: Turn) -> tuple[int, float, Tensor | None]:
-        """A token, its probability without warpers, and (where it was drawn) the distribution it came from."""
+        """A token, the confidence without warpers, and (where it was drawn) the distribution it came from."""
         sampling = turn.generation.sampling
         plain = logits.float().softmax(dim=-1)
         draft_probs = None
@@ -155,7 +157,7 @@ class ChainRule:
         else:
             draft_probs = sampling.probs(logits)
             token = torch.multinomial(draft_probs, 1, generator=turn.randomness.draft)[0]
-            confidence = plain[token]
+            confidence = plain[token] if self.low_confidence_token == "keep" else plain.max()
         chosen, certainty = torch.stack((token.double(), confidence.double())).tolist()
         if not math.isfinite(certainty):
             raise non_finite("draft", logits.dtype, 0)

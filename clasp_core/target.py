@@ -144,7 +144,7 @@ class TargetModel:
 
     def final_norm(self, hidden: Tensor) -> Tensor:
         """The final norm alone, `T d` -> `T d` (for the post-norm variant of CLaSp's last comparison)."""
-        return self._norm(hidden)  # type: ignore[no-any-return]
+        return self._norm(hidden.to(_device_of(self._norm)))  # type: ignore[no-any-return]
 
     def _attention(self, index: int, normed: Tensor, span: Span, cache: KVCache) -> Tensor:
         attn = self._blocks[index].self_attn

@@ -102,7 +102,10 @@ def _try_children(
     proposal = draft.probs[children[0] - 1] if draft.probs is not None and children else None
     for child in children:
         token = draft.tokens[child - 1]
-        if uniform(generator) * (1.0 if proposal is None else float(proposal[token])) < float(rest[token]):
+        chance = 1.0 if proposal is None else float(proposal[token])
+        if chance <= 0:
+            raise ValueError(f"token {token} was drafted, but the distribution that it is said to be from excludes it")
+        if uniform(generator) * chance < float(rest[token]):
             return child, rest
         if proposal is None:
             rest = _without(rest, token)

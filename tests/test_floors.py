@@ -138,11 +138,18 @@ def test_the_core_never_imports_a_baseline() -> None:
             assert not [imported for imported, _ in imports(name) if imported.split(".")[0] == "baselines"], name
 
 
+def method_of(name: str) -> str:
+    """The method that a module of baselines belongs to: `swift_search` is a part of `swift`, if there is a `swift`."""
+    return next((other for other in sorted(MODULES) if name.startswith(f"{other}_")), name)
+
+
 def test_baselines_never_import_each_other_or_the_runner() -> None:
+    """Parts of one method may; the core's modules they may use up to floor 4."""
     for name in MODULES:
         if name.startswith("baselines"):
             reached = [imported for imported in ours(name) if imported != "clasp_core"]
-            assert all(FLOORS.get(imported, 9) <= 4 for imported in reached), (name, reached)
+            strange = [each for each in reached if FLOORS.get(each, 9) > 4 and method_of(each) != method_of(name)]
+            assert not strange, (name, strange)
 
 
 def test_the_runner_imports_no_method() -> None:
