@@ -28,7 +28,7 @@ demo: setup  ## AR and CLaSp on the sample set, about three minutes on two cores
 	$(RUN) run.py method=clasp model=smollm2-135m-deep task=[sample] limit=$(LIMIT) generation.max_new_tokens=$(TOKENS)
 
 test: setup
-	$(RUN) -m pytest
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 --dist loadfile
 
 lint: setup
 	$(VENV)/bin/ruff check .
