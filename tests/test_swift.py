@@ -6,6 +6,7 @@ import itertools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache
 from types import SimpleNamespace
@@ -969,15 +970,15 @@ class Rows:
         pass
 
 
-@pytest.mark.parametrize("shape", ["tree"])
-def test_a_warm_up_teaches_nothing(shape: str) -> None:
+@pytest.mark.parametrize("reset", ["stream", "never"])
+def test_a_warm_up_teaches_nothing(reset: str) -> None:
     """Warm-ups long enough to be learned from, two tasks, the runner itself: the rows are those of a cold run."""
     questions = [
         Question(question_id=index, task=f"task {index // 2}", category="c", turns=[str(index)]) for index in range(4)
     ]
     results = []
     for warm in (True, False):
-        drafter, store = small(shape), Rows()
+        drafter, store = small(reset=reset), Rows()
         generation = Generation(24, frozenset())
         plan = Plan("m", {"ar": NoDraft(), "swift": drafter}, "ar", questions, generation, warm_up_tokens=30)
         runner = Runner(target_of(torch.float32), Words(), plan, FakeClock())  # type: ignore[arg-type]
@@ -1042,12 +1043,11 @@ def made(max_positions: int, shape: str, sampling: Sampling) -> tuple[Counter[st
     class Behind(Around):
         def start(self, turn: Turn, prompt: Sequence[int], prefill: Verified) -> int:
             capacities.append(turn.cache.capacity)
-            after.__enter__()
+            behind.enter_context(after)
             return self.inner.start(turn, prompt, prefill)
 
-    with Made() as whole:
+    with Made() as whole, ExitStack() as behind:
         got = answer(target, Behind(small(shape)), ids(300), 24, sampling=sampling)
-        after.__exit__(None, None, None)
     assert sum(got.rounds.num_searches) > 3
     return whole.sizes, after.sizes, capacities[0]
 
