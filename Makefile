@@ -6,7 +6,7 @@ TORCH ?= $(shell grep '^torch==' constraints.txt)
 VENV := .venv
 RUN := $(VENV)/bin/python
 MODEL := data/models/smollm2-135m-gguf/SmolLM2-135M-Instruct.Q4_1.gguf
-TOKENS ?= 64
+TOKENS ?= 48
 LIMIT ?= null
 
 .PHONY: setup demo test lint acceptance clean
