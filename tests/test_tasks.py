@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
+from omegaconf import OmegaConf
 
 from clasp_core.errors import UserError
 from clasp_core.fetch import SPEC_BENCH
@@ -102,6 +103,7 @@ def test_yaml_builds_the_task_under_its_own_name(name: str, tmp_path: Path) -> N
     (tmp_path / "config.yaml").write_text(
         f"defaults: [{{task: [sample, spec_bench]}}, _self_]\nhydra: {{searchpath: ['file://{ROOT / 'conf'}']}}\n"
     )
+    OmegaConf.register_new_resolver("repository", lambda: str(ROOT), replace=True)
     with initialize_config_dir(str(tmp_path), version_base="1.3"):
         config = compose("config", overrides=[f"task.{name}.subtasks=[qa,rag]"])
     task = instantiate(config.task[name], root=str(ROOT))
@@ -111,7 +113,7 @@ def test_yaml_builds_the_task_under_its_own_name(name: str, tmp_path: Path) -> N
     if name == "sample":
         assert {q.task for q in task.questions()} == {"qa", "rag"}
     else:
-        assert (task.sha256, task.path) == (SPEC_BENCH.sha256, SPEC_BENCH.path)
+        assert (task.sha256, task.file) == (SPEC_BENCH.sha256, ROOT / SPEC_BENCH.path)
 
 
 def test_limit_takes_the_first_of_each_subtask_in_file_order(write: WriteFile) -> None:
