@@ -394,13 +394,18 @@ def flatten(node: Any, above: str) -> list[str]:
     return [name for key, child in node.items() for name in (f"{above}{key}", *flatten(child, f"{above}{key}."))]
 
 
+def register() -> None:
+    """What the configuration files rely on: their types, and where the repository lies from the launch folder."""
+    OmegaConf.register_new_resolver("token", lambda: uuid.uuid4().hex[:6], use_cache=True, replace=True)
+    OmegaConf.register_new_resolver("repository", lambda: os.path.relpath(REPOSITORY), replace=True)
+    ConfigStore.instance().store(name="schema", node=Schema)
+
+
 def main() -> None:
     """Run the job or the sweep; mistakes end in one line and exit code 2, failed turns and jobs likewise."""
     if dashed := [word for word in sys.argv[1:] if re.match(r"--[\w.]+=", word)]:
         sys.exit(f"error: {dashed[0]!r} has dashes; options are written key=value, such as {dashed[0].lstrip('-')}")
-    OmegaConf.register_new_resolver("token", lambda: uuid.uuid4().hex[:6], use_cache=True, replace=True)
-    OmegaConf.register_new_resolver("repository", lambda: os.path.relpath(REPOSITORY), replace=True)
-    ConfigStore.instance().store(name="schema", node=Schema)
+    register()
     os.environ["HYDRA_FULL_ERROR"] = "1"
     shelf = Shelf()
 

@@ -231,9 +231,7 @@ def test_every_yaml_names_a_class_of_this_project_whose_arguments_fit(path):
     check(yaml.safe_load(path.read_text()))
     composed = {"method": f"method={path.stem}", "model": f"model={path.stem}", "task": f"task=[{path.stem}]"}
     if override := composed.get(path.parent.name):
-        entry.OmegaConf.register_new_resolver("repository", lambda: str(ROOT), replace=True)
-        entry.OmegaConf.register_new_resolver("token", lambda: "x", replace=True)
-        entry.ConfigStore.instance().store(name="schema", node=entry.Schema)
+        entry.register()
         with entry.hydra.initialize_config_dir(str(entry.CONF), version_base="1.3"):
             cfg = entry.hydra.compose("config", overrides=[override])
         config = entry.OmegaConf.to_container(cfg, resolve=True)

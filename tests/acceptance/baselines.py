@@ -7,6 +7,7 @@ from functools import partial
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 
+import run as entry
 from clasp_core.drafting import NoDraft
 from clasp_core.metrics import grades, ladder, paired_total, pairs, shares
 from clasp_core.runner import Method
@@ -16,16 +17,25 @@ CHAINS = ("pld", "sps", "self_sd", "clasp", "layerskip", "oracle")
 TREES = ("swift",)
 
 
-def build(names: tuple[str, ...], model: str) -> dict[str, Method]:
+EQUAL_COUNTS = (
+    "method.swift.skip_ratio=null",
+    "method.swift.num_skipped_sublayers=60",
+    "method.self_sd.skip_set=${repository:}/data/skip_sets/smollm2-135m-deep-self_sd-60.json",
+)
+"""60 of the 120 sub-layers of `smollm2-135m-deep`, as CLaSp skips by its 30 layers: then the choice alone differs."""
+
+
+def build(names: tuple[str, ...], model: str, overrides: tuple[str, ...] = ()) -> dict[str, Method]:
     """The methods of `conf/method`, as `python run.py method=[...] model=...` builds them; AR first."""
+    entry.register()
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        cfg = compose("config", overrides=[f"method=[{','.join(names)}]", f"model={model}"])
+        cfg = compose("config", overrides=[f"method=[{','.join(names)}]", f"model={model}", *overrides])
     return {"ar": NoDraft()} | {name: instantiate(cfg.method[name], _convert_="all") for name in names}
 
 
-def every_method_is_exact(model_name: str) -> Point:
+def every_method_is_exact(model_name: str, overrides: tuple[str, ...] = ()) -> Point:
     """All grades exact on our own questions; speed-up and efficiency of each method are the figure."""
-    methods = build((*CHAINS, *TREES), model_name)
+    methods = build((*CHAINS, *TREES), model_name, overrides)
     rows = measure(load(model_name), methods, sample(1), 48)
     of = {name: [row for row in rows if row.method == name] for name in methods}
     figures, worst = [], set()
@@ -50,6 +60,6 @@ def little_time_outside_the_model() -> Point:
 
 POINTS = {
     "methods-smollm2-135m": partial(every_method_is_exact, "smollm2-135m"),
-    "methods-smollm2-135m-deep": partial(every_method_is_exact, "smollm2-135m-deep"),
+    "methods-smollm2-135m-deep": partial(every_method_is_exact, "smollm2-135m-deep", EQUAL_COUNTS),
     "host-share": little_time_outside_the_model,
 }

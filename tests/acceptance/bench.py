@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,8 +10,8 @@ from pathlib import Path
 
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
-from omegaconf import OmegaConf
 
+import run as entry
 from clasp_core.checkpoint import LoadedModel
 from clasp_core.decoding import Generation
 from clasp_core.device import DeviceClock
@@ -48,8 +47,7 @@ class Rows:
 
 def load(name: str, **changes: str) -> LoadedModel:
     """The model of `conf/model/<name>.yaml`, with some of its keys changed."""
-    OmegaConf.register_new_resolver("repository", lambda: os.path.relpath(ROOT), replace=True)
-    OmegaConf.register_new_resolver("token", lambda: "acceptance", replace=True)
+    entry.register()
     with initialize_config_dir(str(ROOT / "conf" / "model"), version_base="1.3"):
         node = compose(name, overrides=[f"{key}={value}" for key, value in changes.items()])
     model: LoadedModel = instantiate(node, _convert_="all").load()
