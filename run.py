@@ -30,6 +30,7 @@ from rich.console import Console
 from clasp_core import device, provenance
 from clasp_core.checkpoint import LoadedModel
 from clasp_core.decoding import Generation
+from clasp_core.drafting import SearchedOffline
 from clasp_core.errors import UserError
 from clasp_core.metrics import c_bytes
 from clasp_core.progress import Bar
@@ -148,6 +149,7 @@ def measure(plan: Plan, model: LoadedModel, prompter: Prompter, manifest: Manife
     clock = device.DeviceClock(model.target.devices, model.target.device)
     runner = Runner(model.target, prompter, plan, clock)
     runner.check()
+    manifest = replace(manifest, offline_search_s=offline_search_s(plan.methods))
     store, manifest, rows = open_store(manifest, config)
     with store:
         num_turns = sum(len(stream) for stream in runner.slots())
@@ -187,13 +189,19 @@ def report(store: RunStore, reference: str | None, methods: Sequence[str], greed
     """The table, from the stored rows alone: printed, and as `summary.json`."""
     manifest, rows = read_run(store.folder)
     reads = {name: c_bytes((r for r in rows if r.method == name), manifest.model["read_bytes"]) for name in methods}
-    summary = summarise(rows, reference, methods, greedy, reads)
+    summary = summarise(rows, reference, methods, greedy, reads, manifest.offline_search_s)
     store.write_summary({"run_id": manifest.run_id, "model": manifest.model["label"], **summary})
     console = Console(width=None if sys.stdout.isatty() else 120)
     console.print(f"model: {manifest.model['label']}", highlight=False)
     render(summary, console)
     for note in manifest.notes:
         console.print(f"note: {note}", style="yellow", highlight=False, markup=False)
+
+
+def offline_search_s(methods: Mapping[str, Method]) -> dict[str, float]:
+    """What the methods' skip sets took to find, where they come from an offline search."""
+    found = {name: m.offline_search_s() for name, m in methods.items() if isinstance(m, SearchedOffline)}
+    return {name: seconds for name, seconds in found.items() if seconds is not None}
 
 
 def build_methods(config: Mapping[str, Any]) -> tuple[dict[str, Method], str | None]:

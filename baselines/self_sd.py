@@ -76,6 +76,10 @@ class FixedSetPolicy:
         self.stored: StoredSet | None = None
         self._skip: LayerSkip
 
+    def offline_search_s(self) -> float | None:
+        """What the search for the stored set took; unknown for a set that is spelled out."""
+        return self.stored.search_s if self.stored is not None else None
+
     def needs_hidden(self, *, prefill: bool) -> bool:
         """Never."""
         return False

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, cast
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -21,7 +21,6 @@ from clasp_core.attention import PrefixCache, Span
 from clasp_core.decoding import Turn, Verified
 from clasp_core.drafting import ChainRule, ExitRule, FixedExit, Step, one_of
 from clasp_core.errors import UserError
-from clasp_core.kv_cache import KVCache
 from clasp_core.sampling import non_finite
 from clasp_core.skip import LayerSkip
 from clasp_core.target import TargetModel, forward
@@ -151,7 +150,7 @@ def agreement(turn: Turn, skip: LayerSkip, tokens: Sequence[int], start: int) ->
     one another. The cache is not written. What overflows predicts nothing.
     """
     rows = torch.tensor(tokens[:-1], device=turn.target.devices[0])
-    overlay = cast(KVCache, Overlay(turn.cache, start))
+    overlay = Overlay(turn.cache, start)
     logits = forward(turn.target, rows, Span.causal(start, len(rows)), overlay, skip=skip).logits
     largest, predicted = logits.max(dim=-1)
     right = (predicted == torch.tensor(tokens[1:], device=predicted.device)) & largest.isfinite()

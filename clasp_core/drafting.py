@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from torch import Tensor
 from clasp_core.attention import Span
 from clasp_core.decoding import Turn, Verified
 from clasp_core.errors import UserError
-from clasp_core.sampling import non_finite
+from clasp_core.sampling import check_finite, non_finite
 from clasp_core.skip import LayerSkip
 from clasp_core.target import TargetModel, forward
 from clasp_core.verify import Draft
@@ -61,6 +61,14 @@ class LayerSkipPolicy(Protocol):
 
     def observe(self, verified: Verified) -> int:
         """Learn from a verdict. Returns the number of searches run."""
+
+
+@runtime_checkable
+class SearchedOffline(Protocol):
+    """A policy (or drafter) whose skip set was found before the run."""
+
+    def offline_search_s(self) -> float | None:
+        """Seconds that the search took; None where they are unknown. Known once a stream has started."""
 
 
 class ExitRule(Protocol):
@@ -155,6 +163,7 @@ class ChainRule:
         if sampling.greedy or self.draft_sampling == "greedy":
             confidence, token = plain.max(dim=-1)
         else:
+            check_finite(logits[None], "draft")
             draft_probs = sampling.probs(logits)
             token = torch.multinomial(draft_probs, 1, generator=turn.randomness.draft)[0]
             confidence = plain[token] if self.low_confidence_token == "keep" else plain.max()
@@ -204,6 +213,10 @@ class SelfDrafter:
         """Exit rule and policy learn."""
         self.exit_rule.observe(verified)
         return self.policy.observe(verified)
+
+    def offline_search_s(self) -> float | None:
+        """As the policy says, if its set was found before the run."""
+        return self.policy.offline_search_s() if isinstance(self.policy, SearchedOffline) else None
 
     def _step(self, token: int, position: int) -> Tensor:
         self._skip = self.policy.current()

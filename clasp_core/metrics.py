@@ -266,6 +266,26 @@ def paired_total(found: Iterable[Pair], greedy: bool) -> Interval | None:
     return _interval(_sums(_comparable(found, greedy), _end_to_end), _ratio_of_times)
 
 
+def paired_total_with_search(found: Iterable[Pair], greedy: bool, search_s: float) -> float | None:
+    """`paired_total` with the seconds of an offline search charged to the method once, over all of these pairs.
+
+    The more tokens the pairs have, the less it weighs; see `tokens_to_break_even`.
+    """
+    sums = _sums(_comparable(found, greedy), _end_to_end).sum(axis=0)
+    if not len(sums) or not sums[0]:
+        return None
+    return float((sums[1] / sums[0]) / ((sums[3] + search_s) / sums[2]))
+
+
+def tokens_to_break_even(found: Iterable[Pair], greedy: bool, search_s: float) -> float | None:
+    """Tokens after which an offline search has earned its seconds back; None where the method is no faster."""
+    sums = _sums(_comparable(found, greedy), _end_to_end).sum(axis=0)
+    if not sums[0] or not sums[2]:
+        return None
+    saved_s = float(sums[1] / sums[0] - sums[3] / sums[2])
+    return search_s / saved_s if saved_s > 0 else None
+
+
 def paired_decode(found: Iterable[Pair], greedy: bool) -> Interval | None:
     """`paired_total` over decode time and the tokens after the first; the measured step of the ladder."""
     return _interval(_sums(_decoded(found, greedy), _decoding), _ratio_of_times)

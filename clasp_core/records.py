@@ -134,6 +134,8 @@ class Manifest:
     start: str
     end: str | None = None
     num_failed: int = 0
+    offline_search_s: dict[str, float] = field(default_factory=dict)
+    """Seconds that methods' skip sets took to find before the run; never part of a row's times."""
     conditions: dict[str, Any] = field(default_factory=dict)
     """The machine's state at the start (load, environment), which may differ between comparable runs."""
     notes: list[str] = field(default_factory=list)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clasp_core.attention import Span, attend
+from clasp_core.attention import PrefixCache, Span, attend
 from clasp_core.errors import UserError
 from clasp_core.families import Wiring
 from clasp_core.kv_cache import KVCache
@@ -123,7 +123,7 @@ class TargetModel:
         index: int,
         hidden: Tensor,
         span: Span,
-        cache: KVCache,
+        cache: PrefixCache,
         *,
         skip_attn: bool = False,
         skip_mlp: bool = False,
@@ -146,7 +146,7 @@ class TargetModel:
         """The final norm alone, `T d` -> `T d` (for the post-norm variant of CLaSp's last comparison)."""
         return self._norm(hidden.to(_device_of(self._norm)))  # type: ignore[no-any-return]
 
-    def _attention(self, index: int, normed: Tensor, span: Span, cache: KVCache) -> Tensor:
+    def _attention(self, index: int, normed: Tensor, span: Span, cache: PrefixCache) -> Tensor:
         attn = self._blocks[index].self_attn
         queries, keys, values = self._project(attn, normed)
         if getattr(attn, "use_rope", True):
@@ -218,7 +218,7 @@ def forward(
     target: TargetModel,
     tokens: Tensor,
     span: Span,
-    cache: KVCache,
+    cache: PrefixCache,
     *,
     skip: LayerSkip | None = None,
     rows: slice = slice(None),
@@ -243,7 +243,9 @@ def forward(
     return Forward(target.head(hidden[rows]), tuple(states) if keep_hidden else None)
 
 
-def _with_head_start(target: TargetModel, tokens: Tensor, span: Span, cache: KVCache, head_start: HeadStart) -> Tensor:
+def _with_head_start(
+    target: TargetModel, tokens: Tensor, span: Span, cache: PrefixCache, head_start: HeadStart
+) -> Tensor:
     """States `T d` after the last layer; only the uncovered last rows pass the first layers."""
     num_known = len(head_start.hidden)
     hidden = target.embed(tokens[num_known:])

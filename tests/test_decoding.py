@@ -585,7 +585,8 @@ def test_bad_options_are_refused_by_name(make: Callable[[], object], word: str) 
         make()
 
 
-def test_a_draft_that_is_not_a_number_is_refused() -> None:
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.7, top_p=0.9)])
+def test_a_draft_that_is_not_a_number_is_refused(sampling: Sampling) -> None:
     """The exponent overflows in the draft only: the loop must not accept on NaN."""
     target = make_target(layers=4)
     prompt = ids(6)
@@ -597,7 +598,7 @@ def test_a_draft_that_is_not_a_number_is_refused() -> None:
             return LayerSkip.none(4)
 
     with pytest.raises(UserError, match="draft's logits are NaN or infinite"):
-        answer(target, SelfDrafter(Poison(), FixedExit(0.0), ChainRule(3)), prompt, 10)
+        answer(target, SelfDrafter(Poison(), FixedExit(0.0), ChainRule(3)), prompt, 10, sampling=sampling)
 
 
 # ---- randomness
@@ -1099,8 +1100,11 @@ def proposes(path: Path) -> bool:
 
 
 METHODS = sorted(path.stem for path in (ROOT / "conf" / "method").glob("*.yaml") if proposes(path))
-OVERRIDES: dict[str, dict[str, Any]] = {"self_sd": {"skip_set": {"attn": [1], "mlp": [0]}}}
-"""What a method needs to fit the small target, if its file alone does not."""
+OVERRIDES: dict[str, dict[str, Any]] = {
+    "self_sd": {"skip_set": {"attn": [1], "mlp": [0]}},
+    "swift": {"search": {"context_window": 4, "bayes_interval": 3}},
+}
+"""What a method needs to fit the small target, and to do on short answers all that it does on long ones."""
 
 
 @cache

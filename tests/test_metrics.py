@@ -527,3 +527,18 @@ def test_degenerate_repetition_is_flagged():
 def test_pairs_compare_ids_and_not_text():
     assert Pair(ar(), row("m")).equal
     assert not Pair(ar(), parted()).equal
+
+
+def test_an_offline_search_is_charged_once_and_breaks_even_where_savings_equal_it():
+    # the reference takes 2 s for each of 13 + 13 tokens' worth of work, see `ar`; the method half of it
+    found = metrics.pairs(
+        [ar(q, n=13, step_s=2.0) for q in range(2)], [ar(q, n=13, step_s=1.0) for q in range(2)]
+    ).pairs
+    reference_s = sum(pair.reference.total_s for pair in found)
+    method_s = sum(pair.method.total_s for pair in found)
+    assert metrics.paired_total_with_search(found, True, 0.0) == pytest.approx(reference_s / method_s)
+    assert metrics.paired_total_with_search(found, True, 6.0) == pytest.approx(reference_s / (method_s + 6.0))
+    even = metrics.tokens_to_break_even(found, True, 6.0)
+    assert even * (reference_s - method_s) / 26 == pytest.approx(6.0)
+    assert metrics.tokens_to_break_even(metrics.pairs([ar(0)], [ar(0)]).pairs, True, 6.0) is None
+    assert metrics.paired_total_with_search((), True, 6.0) is None

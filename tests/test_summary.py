@@ -218,3 +218,14 @@ def test_brackets_are_printed_and_not_read_as_markup():
 def test_the_summary_needs_no_torch():
     code = "import sys, clasp_core.report.summary; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[1], check=False).returncode == 0
+
+
+def test_an_offline_search_is_noted_with_and_without():
+    rows = pool()
+    summary = summarise(rows, "ar", ["fast"], True, C_BYTES, {"fast": 36.0})
+    # 6 pairs: the method takes 12 s each and 36 s of search on top, the reference twice 12 s
+    cost = summary["offline_search"]["fast"]
+    assert cost["paired_total_with_search"] == pytest.approx(6 * 24 / (6 * 12 + 36))
+    assert "took 36 s to find before the run" in printed(summary).replace("\n", " ")
+    assert summary["cells"]["fast"][OVERALL]["speedup"]["paired_total"]["value"] == 2.0
+    json.dumps(summary, allow_nan=False)

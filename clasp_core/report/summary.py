@@ -35,6 +35,7 @@ def summarise(
     methods: Sequence[str],
     greedy: bool,
     c_bytes: Mapping[str, float | None],
+    offline_search_s: Mapping[str, float] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Cells per method and task (and `overall`), ladders and notes, as JSON-able data.
 
@@ -63,7 +64,8 @@ def summarise(
             for name in names
             if reference is not None and name != reference
         },
-        "notes": _notes(run, cells, tasks),
+        "offline_search": {name: _offline(run, name, seconds) for name, seconds in offline_search_s.items()},
+        "notes": _notes(run, cells, tasks) + [_note_on_search(run, *item) for item in offline_search_s.items()],
     }
 
 
@@ -172,6 +174,27 @@ def _ladder(run: _Run, name: str, c_bytes: float | None) -> Cell | None:
         return None
     derived = {"efficiency": found.efficiency, "predicted": found.predicted, "host_loss": found.host_loss}
     return {**asdict(found), **derived, "steps": found.steps}
+
+
+def _offline(run: _Run, name: str, seconds: float) -> Cell:
+    """An offline search beside the run: its seconds, and the headline with them inside."""
+    found = run.pairs(name)
+    return {
+        "seconds": seconds,
+        "paired_total_with_search": metrics.paired_total_with_search(found, run.greedy, seconds),
+        "tokens_to_break_even": metrics.tokens_to_break_even(found, run.greedy, seconds),
+    }
+
+
+def _note_on_search(run: _Run, name: str, seconds: float) -> Note:
+    cost = _offline(run, name, seconds)
+    even = cost["tokens_to_break_even"]
+    pays = f"pays for itself after {even:.0f} tokens" if even else "does not pay for itself at this speed"
+    text = (
+        f"{name}: its skip set took {seconds:.0f} s to find before the run, outside every figure; charged to this "
+        f"run's tokens, paired_total is {_number(cost['paired_total_with_search'])}; the search {pays}"
+    )
+    return _note("offline_search", name, text)
 
 
 # Notes: what a reader must know before believing a cell
