@@ -158,13 +158,14 @@ def answers(folder):
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_a_stopped_run_resumes_to_the_rows_of_an_uninterrupted_one(command, tmp_path, how):
     process = start(tmp_path)
-    wait_for_rows(tmp_path, 6, process)
+    seen, turn_in_flight = 6, 2
+    wait_for_rows(tmp_path, seen, process)
     process.send_signal(how)
     _, errors = process.communicate(timeout=60)
     assert process.returncode != 0
     stopped = folders(tmp_path)[0]
     num_before = len(read_run(stopped)[1])
-    assert 6 <= num_before < 56
+    assert seen - turn_in_flight <= num_before < 56  # a Ctrl-C while the rows are synced takes them back
     if how == signal.SIGINT:
         assert f"resume={os.path.relpath(stopped, tmp_path)}" in errors
         assert read_run(stopped)[0].status == "interrupted"
