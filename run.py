@@ -40,6 +40,7 @@ from clasp_core.report.summary import render, summarise
 from clasp_core.runner import Method, Plan, Runner
 from clasp_core.sampling import Sampling
 from clasp_core.store import RunStore, new_run_id, read_run
+from clasp_core.target import Engine
 
 REPOSITORY = Path(__file__).resolve().parent
 CONF = REPOSITORY / "conf"
@@ -75,6 +76,7 @@ class Schema:
     generation: GenerationSchema = field(default_factory=GenerationSchema)
     limit: int | None = MISSING
     history: str = MISSING
+    engine: str = MISSING
     seed: int = MISSING
     repeats: int = MISSING
     num_threads: int | None = MISSING
@@ -90,14 +92,14 @@ class Shelf:
         self._key: str | None = None
         self._model: LoadedModel | None = None
 
-    def get(self, config: Mapping[str, Any]) -> LoadedModel:
-        """The model of this configuration; any other one is let go of first."""
-        key = json.dumps(config, sort_keys=True)
+    def get(self, config: Mapping[str, Any], engine: Engine) -> LoadedModel:
+        """The model of this configuration and engine; any other one is let go of first."""
+        key = json.dumps([config, engine], sort_keys=True)
         if self._model is None or self._key != key:
             self._model = None
             gc.collect()
             device.free_memory()
-            self._model = build(config, "model").load()
+            self._model = build(config, "model").load(engine)
             self._key = key
         assert self._model is not None
         return self._model
@@ -115,7 +117,7 @@ def run_job(config: dict[str, Any], shelf: Shelf) -> Path:
     budget = config["generation"]["max_new_tokens"]
     sampling = Sampling(**{key: config["generation"][key] for key in ("temperature", "top_k", "top_p")})
     Generation(budget, frozenset(), sampling)
-    model = shelf.get(config["model"])
+    model = shelf.get(config["model"], config["engine"])
     prompter = Prompter(model.tokenizer, model.prompt)
     manifest = new_manifest(config, model, prompter, questions, methods, reference)
     plan = Plan(
@@ -136,7 +138,7 @@ def run_job(config: dict[str, Any], shelf: Shelf) -> Path:
 def search(config: Mapping[str, Any], shelf: Shelf) -> Path:
     """An offline search for a skip set in place of a measurement; returns the file that it wrote."""
     searcher = build(config["search"], "search")
-    model = shelf.get(config["model"])
+    model = shelf.get(config["model"], config["engine"])
     clock = device.DeviceClock(model.target.devices, model.target.device)
     prompter = Prompter(model.tokenizer, model.prompt)
     path: Path = searcher.run(model, prompter, clock, REPOSITORY / "data" / "skip_sets")
@@ -288,7 +290,7 @@ def new_manifest(
     info = {**model.info, "read_bytes": model.target.read_bytes()}
     asked = hashlib.sha256(json.dumps([asdict(q) for q in questions], sort_keys=True).encode()).hexdigest()
     settings = {**config, "questions_sha256": asked, "template_sha256": prompter.template_sha256}
-    same = {key: info[key] for key in ("fingerprint", "dtype", "device_map", "attention")}
+    same = {key: info[key] for key in ("fingerprint", "dtype", "device_map", "attention", "engine")}
     conditions = provenance.conditions()
     return Manifest(
         run_id=new_run_id(),

@@ -18,14 +18,14 @@ from clasp_core.decoding import Turn, Verified
 from clasp_core.drafting import ChainRule, FixedExit, one_of
 from clasp_core.errors import UserError
 from clasp_core.kv_cache import KVCache
-from clasp_core.target import TargetModel, forward
+from clasp_core.target import Engine, TargetModel, forward
 from clasp_core.verify import Draft
 
 
 class ModelSource(Protocol):
     """Where the draft model comes from; the classes of `clasp_core.loading` are such."""
 
-    def load(self) -> Any:
+    def load(self, engine: Engine) -> Any:
         """A loaded model with a `target`."""
 
 
@@ -68,7 +68,7 @@ class DraftModel:
     def start_stream(self, target: TargetModel) -> None:
         """Load the draft model, once; refuse one with another vocabulary."""
         if self._drafter is None:
-            self._drafter = self._source.load().target
+            self._drafter = self._source.load(target.engine).target
         if self._drafter.vocab_size != target.vocab_size:
             raise UserError(
                 f"the draft model has a vocabulary of {self._drafter.vocab_size}, the target one of "

@@ -15,7 +15,7 @@ from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from clasp_core.families import wiring_of
 from clasp_core.placement import named_devices
-from clasp_core.target import TargetModel
+from clasp_core.target import Engine, TargetModel
 
 
 class Source(Protocol):
@@ -29,7 +29,7 @@ class Source(Protocol):
     def checkpoint(self) -> Checkpoint:
         """Weights and tokenizer as they come from Hugging Face."""
 
-    def load(self) -> LoadedModel:
+    def load(self, engine: Engine = "eager") -> LoadedModel:
         """The checkpoint, wired, checked and described."""
 
 
@@ -60,10 +60,10 @@ class LoadedModel:
     info: dict[str, Any]
 
 
-def assemble(checkpoint: Checkpoint) -> LoadedModel:
+def assemble(checkpoint: Checkpoint, engine: Engine = "eager") -> LoadedModel:
     """Wire a checkpoint, compare it with Hugging Face's forward, and neutralise its generation settings."""
     model = checkpoint.hf_model.eval().requires_grad_(False)
-    target = TargetModel(model, wiring_of(model.config))
+    target = TargetModel(model, wiring_of(model.config), engine)
     distance = target.check_against_hf()
     stops = stop_ids(model, checkpoint.tokenizer)
     neutralised = neutralise_generation(model, stops)
@@ -74,6 +74,7 @@ def assemble(checkpoint: Checkpoint) -> LoadedModel:
         **describe(model),
         "stop_ids": list(stops),
         "generation_config_neutralised": neutralised,
+        "engine": engine,
         "distance_to_hf": distance,
     }
     return LoadedModel(

@@ -20,6 +20,7 @@ from clasp_core.placement import (
     memory_shares,
     needed_by_device,
 )
+from clasp_core.target import Engine
 
 NO_DOWN_PROJ = "cannot expand a {kind} model: its MLP has no down_proj to scale (a mixture of experts?)"
 
@@ -62,9 +63,9 @@ class DeepModel:
         )
         return dataclasses.replace(opened, name=self.name, label=label, origin=origin)
 
-    def load(self) -> LoadedModel:
+    def load(self, engine: Engine = "eager") -> LoadedModel:
         """The checkpoint, wired, checked and described."""
-        return assemble(self.checkpoint())
+        return assemble(self.checkpoint(), engine)
 
     def _base(self) -> Source:
         replaced: Source = dataclasses.replace(self.base, dtype=self.dtype, device=self.device, prompt=self.prompt)

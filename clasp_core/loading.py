@@ -46,6 +46,7 @@ from clasp_core.placement import (
     refuse_offload,
 )
 from clasp_core.prompting import Prompter
+from clasp_core.target import Engine
 
 log = logging.getLogger(__name__)
 
@@ -89,9 +90,9 @@ class HubModel:
         model = self._weights(access, config, dtype, device_map)
         return Checkpoint(model, tokenizer, self.name, self.label, self.prompt, self._origin(access))
 
-    def load(self) -> LoadedModel:
+    def load(self, engine: Engine = "eager") -> LoadedModel:
         """The checkpoint, wired, checked and described."""
-        return assemble(self.checkpoint())
+        return assemble(self.checkpoint(), engine)
 
     @property
     def label(self) -> str:
@@ -191,9 +192,9 @@ class EmbeddedModel:
         origin = {"gguf": self.gguf, "gguf_sha256": self.sha256, "dequantised": True, "quantization": None}
         return dataclasses.replace(opened, label=self.label, origin=origin)
 
-    def load(self) -> LoadedModel:
+    def load(self, engine: Engine = "eager") -> LoadedModel:
         """The checkpoint, wired, checked and described."""
-        return assemble(self.checkpoint())
+        return assemble(self.checkpoint(), engine)
 
     @property
     def label(self) -> str:

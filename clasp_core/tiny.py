@@ -15,6 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrai
 from clasp_core.checkpoint import Checkpoint, LoadedModel, assemble
 from clasp_core.errors import UserError
 from clasp_core.placement import device_map_of, dtype_of
+from clasp_core.target import Engine
 
 SPECIALS = ("<|begin|>", "<|end|>", "<|user|>", "<|assistant|>")
 """Ids 0 to 3: BOS, EOS and the two roles of the chat template."""
@@ -83,9 +84,9 @@ class TinyModel:
         _cast_weights(model, dtype)
         return Checkpoint(model.to(device), tokenizer, self.name, label, self.prompt, {"seed": self.seed})
 
-    def load(self) -> LoadedModel:
+    def load(self, engine: Engine = "eager") -> LoadedModel:
         """The checkpoint, wired, checked and described."""
-        return assemble(self.checkpoint())
+        return assemble(self.checkpoint(), engine)
 
 
 def random_llama(config: LlamaConfig, seed: int, sharpness: float, depth_gain: float) -> PreTrainedModel:

@@ -19,7 +19,7 @@ from clasp_core.families import wiring_of
 from clasp_core.kv_cache import KVCache
 from clasp_core.sampling import Randomness, Sampling
 from clasp_core.skip import LayerSkip
-from clasp_core.target import TargetModel, forward
+from clasp_core.target import Engine, TargetModel, forward
 from clasp_core.verify import Draft
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -76,12 +76,13 @@ def make_target(
     seed: int = 0,
     sharpness: float = 2.5,
     depth_gain: float = 0.2,
+    engine: Engine = "eager",
     **sizes: Any,
 ) -> TargetModel:
     """A wired small Llama."""
     config = llama_config(**sizes)
     model = random_model(config, seed=seed, sharpness=sharpness, depth_gain=depth_gain, dtype=dtype)
-    return TargetModel(model, wiring_of(config))
+    return TargetModel(model, wiring_of(config), engine)
 
 
 @pytest.fixture(scope="session")

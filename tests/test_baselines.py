@@ -18,7 +18,7 @@ from clasp_core.verify import Draft
 
 
 def source(target):
-    return SimpleNamespace(load=lambda: SimpleNamespace(target=target))
+    return SimpleNamespace(load=lambda engine: SimpleNamespace(target=target))
 
 
 def sps(target, **changes):

@@ -314,6 +314,7 @@ def reference_until_last(where: Scene, num_skipped: int) -> list[int]:
 def _without_last(target: TargetModel) -> TargetModel:
     shorter = TargetModel(target.model, target.wiring)
     shorter._blocks = list(target._blocks)[:-1]
+    shorter._layers = list(target._layers)[:-1]
     shorter.layer_devices = target.layer_devices[:-1]
     return shorter
 

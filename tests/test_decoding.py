@@ -45,7 +45,7 @@ from clasp_core.errors import UserError
 from clasp_core.records import RoundTrace
 from clasp_core.sampling import Randomness, Sampling
 from clasp_core.skip import LayerSkip
-from clasp_core.target import TargetModel
+from clasp_core.target import Engine, TargetModel
 from clasp_core.verify import Draft
 
 FALSE_ALARMS = 1e-4
@@ -183,9 +183,11 @@ class Audited(Around):
 
 
 @cache
-def truth(dtype: torch.dtype, seed: int, budget: int = 96) -> tuple[TargetModel, list[int], list[int]]:
+def truth(
+    dtype: torch.dtype, seed: int, budget: int = 96, engine: Engine = "eager"
+) -> tuple[TargetModel, list[int], list[int]]:
     """A target, a prompt, and the autoregressive answer, which is Hugging Face's too. Text 1 holds id 0."""
-    target = _target(dtype)
+    target = _target(dtype, engine)
     text = (3, 13, 12)[seed]
     prompt = ids(9 + text, seed=text)
     expected = answer(target, NoDraft(), prompt, budget).output_ids
@@ -194,8 +196,8 @@ def truth(dtype: torch.dtype, seed: int, budget: int = 96) -> tuple[TargetModel,
 
 
 @cache
-def _target(dtype: torch.dtype) -> TargetModel:
-    return make_target(dtype)
+def _target(dtype: torch.dtype, engine: Engine = "eager") -> TargetModel:
+    return make_target(dtype, engine=engine)
 
 
 def check_counts(got: Answer, budget: int, stop_ids: Sequence[int] = ()) -> None:
@@ -1122,7 +1124,7 @@ def from_yaml(name: str, *, vocab: int = 64, **overrides: Any) -> Drafter:
     known = {key: value for key, value in overrides.items() if key in settings}
     parts: dict[str, Any] = {}
     if any(group.endswith("@model") for group in groups) or "model" in settings:
-        parts["model"] = SimpleNamespace(load=lambda: SimpleNamespace(target=_cousin(vocab)))
+        parts["model"] = SimpleNamespace(load=lambda engine: SimpleNamespace(target=_cousin(vocab)))
     whole = OmegaConf.create({"seed": 0, "method": {name: OmegaConf.merge(settings, OVERRIDES.get(name, {}), known)}})
     method = hydra.utils.instantiate(whole.method[name], **parts)
     assert hasattr(method, "propose"), f"{name} builds no drafter"
@@ -1156,10 +1158,11 @@ def test_each_method_is_lossless_and_leaves_a_full_cache(name: str, threshold: f
 
 
 @every_method
-def test_each_method_is_lossless_in_float32(name: str) -> None:
+@pytest.mark.parametrize("engine", ["eager", "compiled"])
+def test_each_method_is_lossless_in_float32(name: str, engine: Engine) -> None:
     """As its file has it, but for the first run, which drafts as long as it may."""
     for seed in range(3):
-        target, prompt, expected = truth(torch.float32, seed)
+        target, prompt, expected = truth(torch.float32, seed, engine=engine)
         drafter = from_yaml(name) if seed else from_yaml(name, exit_threshold=0.0)
         assert answer(target, drafter, prompt, 48).output_ids == expected[:48]
 

@@ -19,10 +19,22 @@ ROOT = Path(__file__).resolve().parents[1]
 CORE = {
     0: ("errors", "records", "metrics", "store", "provenance", "tasks", "fetch", "skip"),
     1: ("sampling", "kv_cache", "device", "attention"),
-    2: ("target", "families", "placement", "hub", "checkpoint", "loading", "deep", "prompting", "tiny"),
+    2: (
+        "blocks",
+        "checkpoint",
+        "deep",
+        "families",
+        "fused",
+        "hub",
+        "loading",
+        "placement",
+        "prompting",
+        "target",
+        "tiny",
+    ),
     3: ("verify", "decoding", "drafting", "divergence"),
     4: ("clasp",),
-    5: ("runner", "progress"),
+    5: ("runner", "progress", "probe"),
 }
 """Modules of clasp_core by floor; `baselines` stands on floor 4. A new module needs a place here."""
 ASIDE = ("report", "tracking")

@@ -58,8 +58,10 @@ TOLERANCE = 3e-5
 
 @cache
 def wired(name: str) -> TargetModel:
-    config = CONFIGS[name]()
-    return TargetModel(random_model(config, seed=5), wiring_of(config))
+    """A family's small model; behind a plus sign the engine, if it is not the eager one."""
+    family, _, engine = name.partition("+")
+    config = CONFIGS[family]()
+    return TargetModel(random_model(config, seed=5), wiring_of(config), engine or "eager")
 
 
 @cache
@@ -71,7 +73,7 @@ def reference(name: str, num: int = 24) -> tuple[list[int], Tensor, tuple[Tensor
     return tokens, out.logits[0], tuple(states[0] for states in out.hidden_states)
 
 
-every_family = pytest.mark.parametrize("name", CONFIGS)
+every_family = pytest.mark.parametrize("name", [*CONFIGS, *(f"{family}+compiled" for family in CONFIGS)])
 
 
 def test_every_supported_family_is_compared_with_hf() -> None:
@@ -178,8 +180,9 @@ def test_rows_asked_for_are_the_rows_of_the_whole(name: str) -> None:
 @every_family
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_the_check_at_load_passes_for_a_right_wiring(name: str, dtype: torch.dtype) -> None:
-    config = CONFIGS[name]()
-    target = TargetModel(random_model(config, seed=5, dtype=dtype), wiring_of(config))
+    family, _, engine = name.partition("+")
+    config = CONFIGS[family]()
+    target = TargetModel(random_model(config, seed=5, dtype=dtype), wiring_of(config), engine or "eager")
     assert target.dtype == dtype
     assert target.check_against_hf() < {torch.float64: 1e-9, torch.float32: 1e-5, torch.bfloat16: 5e-2}[dtype]
 
@@ -333,7 +336,7 @@ def test_angles_far_out_equal_hf_and_do_not_depend_on_what_came_before() -> None
     target = make_target(layers=1, rope_parameters=LLAMA3)
     cpu = torch.device("cpu")
     for size in (10, 256, 257, 1500):
-        cos, sin = target._rope_table(size, cpu)
+        cos, sin = target.rotary.table(size, cpu)
         theirs = target.model.model.rotary_emb(torch.empty(0), torch.arange(size)[None])
         half = target.head_width // 2
         assert distance(cos[:size, 0], theirs[0][0]) == 0

@@ -19,6 +19,7 @@ from clasp_core.progress import Bar
 from clasp_core.prompting import Prompter
 from clasp_core.records import Question, TurnRecord
 from clasp_core.runner import Method, Plan, Runner
+from clasp_core.target import Engine
 from clasp_core.tasks import JsonlTask
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,12 +46,12 @@ class Rows:
         self.rows += rows
 
 
-def load(name: str, **changes: str) -> LoadedModel:
+def load(name: str, engine: Engine = "compiled", **changes: str) -> LoadedModel:
     """The model of `conf/model/<name>.yaml`, with some of its keys changed."""
     entry.register()
     with initialize_config_dir(str(ROOT / "conf" / "model"), version_base="1.3"):
         node = compose(name, overrides=[f"{key}={value}" for key, value in changes.items()])
-    model: LoadedModel = instantiate(node, _convert_="all").load()
+    model: LoadedModel = instantiate(node, _convert_="all").load(engine)
     return model
 
 

@@ -1,0 +1,159 @@
+"""What single passes cost on this machine, each beside an autoregressive step and the bytes that it must read.
+
+Cases are timed in turns, so that a slow spell of the machine meets all of them; what counts are ratios within one
+turn, and of those the median.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clasp_core.attention import Span
+from clasp_core.clasp import select_layers
+from clasp_core.device import Clock
+from clasp_core.kv_cache import KVCache
+from clasp_core.skip import LayerSkip
+from clasp_core.target import TargetModel, forward
+
+STEP, READ = "ar_step", "read"
+"""The cases that the others are divided by: one token by the whole model, and reading a large buffer once."""
+
+BUFFER_BYTES = 512 * 2**20
+"""Far more than a processor's cache that one guest of a shared machine can hold on to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """One case: its seconds turn by turn, and the bytes that a pass must read (None: not counted)."""
+
+    case: str
+    context: int
+    seconds: tuple[float, ...]
+    num_bytes: int | None
+
+    def over(self, other: Timing) -> float:
+        """Median over the turns of this case's time by another's."""
+        return median(mine / theirs for mine, theirs in zip(self.seconds, other.seconds, strict=True))
+
+    def share_of(self, read: Timing) -> float | None:
+        """Bytes per second of this case over those of plain reading: 1 is the machine's limit."""
+        if self.num_bytes is None or read.num_bytes is None:
+            return None
+        return self.num_bytes / read.num_bytes / self.over(read)
+
+    def to_json(self) -> dict[str, Any]:
+        """A row of a probe file."""
+        return asdict(self)
+
+
+Case = tuple[Callable[[], object], int | None]
+
+
+@torch.inference_mode()
+def time_cases(
+    cases: Mapping[str, Case], clock: Clock, *, context: int, num_turns: int, num_warm_up: int = 2
+) -> dict[str, Timing]:
+    """Every case once in each turn, in rotating order; warm-up turns are left out."""
+    names = list(cases)
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    for turn in range(num_warm_up + num_turns):
+        first = turn % len(names)
+        for name in names[first:] + names[:first]:
+            started = clock.now()
+            cases[name][0]()
+            ended = clock.now()
+            if turn >= num_warm_up:
+                seconds[name].append(ended - started)
+    return {name: Timing(name, context, tuple(seconds[name]), cases[name][1]) for name in names}
+
+
+def reading(device: torch.device) -> dict[str, Case]:
+    """Reading a buffer once: what memory gives, to a sum over float32."""
+    buffer = torch.ones(BUFFER_BYTES // 4, device=device)
+    return {READ: (buffer.sum, BUFFER_BYTES)}
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """A prefilled target: the prompt's ids `T`, room behind them, and the last token's states."""
+
+    target: TargetModel
+    cache: KVCache
+    tokens: Tensor
+    states: list[Tensor]
+
+    @classmethod
+    @torch.inference_mode()
+    def after(cls, target: TargetModel, prompt: Sequence[int], room: int) -> Scene:
+        """The full model over a prompt, with room for `room` more rows."""
+        tokens = torch.tensor(prompt, device=target.devices[0])
+        cache = target.new_cache(len(prompt) + room)
+        span = Span.causal(0, len(prompt))
+        out = forward(target, tokens, span, cache, rows=slice(-1, None), keep_hidden=True)
+        assert out.hidden is not None
+        return cls(target, cache, tokens, list(out.hidden))
+
+    @property
+    def context(self) -> int:
+        """Tokens that a pass sees before its own."""
+        return len(self.tokens)
+
+    def verification(self, width: int) -> Case:
+        """A pass over `width` rows behind the prompt, and the most probable token of each."""
+        tokens, span = self.tokens[:1].repeat(width), Span.causal(self.context, width)
+        return (
+            lambda: forward(self.target, tokens, span, self.cache).logits.argmax(-1).tolist(),
+            pass_bytes(self.target, self.cache, self.context, None),
+        )
+
+    def draft_step(self, skip: LayerSkip) -> Case:
+        """One row with sub-layers left out, and its most probable token."""
+        span = Span.causal(self.context, 1)
+        return (
+            lambda: forward(self.target, self.tokens[:1], span, self.cache, skip=skip).logits.argmax(-1).tolist(),
+            pass_bytes(self.target, self.cache, self.context, skip),
+        )
+
+    def programme(self, num_skipped: int) -> Case:
+        """CLaSp's dynamic programme on the prompt's last token."""
+        return (lambda: select_layers(self.target, self.cache, self.states, self.context - 1, num_skipped)), None
+
+    def prefill(self) -> Case:
+        """The prompt once more, as a prefill."""
+        span = Span.causal(0, self.context)
+        return (lambda: forward(self.target, self.tokens, span, self.cache, rows=slice(-1, None)).logits), None
+
+
+def pass_bytes(target: TargetModel, cache: KVCache, context: int, skip: LayerSkip | None) -> int:
+    """Weights that one pass reads, and the keys and values before it, of the sub-layers that are not skipped."""
+    read = target.read_bytes()
+    kept = skip or LayerSkip.none(target.num_layers)
+    per_layer = cache.num_bytes // cache.num_layers * context // cache.capacity
+    attn = sum(size + per_layer for size, left_out in zip(read["attn"], kept.attn, strict=True) if not left_out)
+    mlp = sum(size for size, left_out in zip(read["mlp"], kept.mlp, strict=True) if not left_out)
+    return int(read["head"] + attn + mlp)
+
+
+def every_other(num_layers: int, num_skipped: int) -> LayerSkip:
+    """`num_skipped` layers spread evenly, the first and the last kept."""
+    places = [round((index + 1) * num_layers / (num_skipped + 1)) for index in range(num_skipped)]
+    return LayerSkip.layers(num_layers, sorted({min(max(place, 1), num_layers - 2) for place in places}))
+
+
+def cases_of(scene: Scene, widths: Sequence[int], skip_shares: Sequence[float]) -> dict[str, Case]:
+    """Cases by name: `width-5`, `draft-50`, `dp-30`, `prefill`, beside a step and plain reading."""
+    num_layers = scene.target.num_layers
+    cases = {STEP: scene.verification(1)} | reading(scene.target.device)
+    cases |= {f"width-{width}": scene.verification(width) for width in widths}
+    cases |= {
+        f"draft-{round(100 * share)}": scene.draft_step(every_other(num_layers, round(share * num_layers)))
+        for share in skip_shares
+    }
+    cases |= {f"dp-{num}": scene.programme(num) for num in (num_layers // 4, num_layers // 2)}
+    return cases | {"prefill": scene.prefill()}

@@ -1,0 +1,166 @@
+"""How fast the engine is: `python -m tests.acceptance.speed` times single passes and stores them as rows.
+
+Its last line is one JSON document. The points of `make acceptance` read the same figures.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from baselines.hf_generate import HFGenerate
+from clasp_core import provenance
+from clasp_core.checkpoint import LoadedModel
+from clasp_core.clasp import clasp
+from clasp_core.device import DeviceClock
+from clasp_core.drafting import NoDraft
+from clasp_core.metrics import shares
+from clasp_core.probe import READ, STEP, Case, Scene, Timing, cases_of, time_cases
+from clasp_core.prompting import Prompter
+from clasp_core.runner import Method
+from tests.acceptance.bench import ROOT, load, measure, sample
+
+WIDTHS = tuple(range(2, 18))
+SKIP_SHARES = (0.25, 0.5, 0.75)
+CONTEXTS = (128, 512)
+MODELS = ("smollm2-135m", "smollm2-135m-deep")
+DTYPES = ("float32", "bfloat16")
+LIMITS: dict[str, tuple[float, float]] = {
+    "ar_over_hf": (1.25, float("inf")),
+    "bandwidth_share": (0.85, float("inf")),
+    "verify_width_5": (0, 1.25),
+    "verify_width_9": (0, 1.5),
+    "draft_half_over_bytes": (0, 1.05),
+    "dp_over_ar": (0, 2.5),
+    "dp_share": (0, 0.05),
+    "host_share": (0, 0.03),
+    "bf16_over_f32": (1.3, float("inf")),
+}
+"""Figure by figure, between what it must lie."""
+
+
+def prompt_of(model: LoadedModel, length: int) -> list[int]:
+    """That many tokens of our own questions."""
+    ids: list[int] = []
+    prompter = Prompter(model.tokenizer, model.prompt)
+    for question in sample():
+        ids += prompter.ids(question.turns[:1], [])
+    return ids[:length]
+
+
+def probe(model: LoadedModel, context: int, num_turns: int) -> dict[str, Timing]:
+    """All cases of one model behind a prompt of `context` tokens."""
+    target = model.target
+    scene = Scene.after(target, prompt_of(model, context), max(WIDTHS) + 1)
+    clock = DeviceClock(target.devices, target.device)
+    return time_cases(cases_of(scene, WIDTHS, SKIP_SHARES), clock, context=context, num_turns=num_turns)
+
+
+def steps_of_two_dtypes(num_turns: int) -> float:
+    """The float32 step over the bfloat16 one, `smollm2-135m`, timed in turns."""
+    models = {dtype: load("smollm2-135m", dtype=dtype) for dtype in DTYPES}
+    scenes = {dtype: Scene.after(model.target, prompt_of(model, 128), 1) for dtype, model in models.items()}
+    cases: dict[str, Case] = {dtype: scene.verification(1) for dtype, scene in scenes.items()}
+    target = models["float32"].target
+    timings = time_cases(cases, DeviceClock(target.devices, target.device), context=128, num_turns=num_turns)
+    return timings["float32"].over(timings["bfloat16"])
+
+
+def over_generate(num_turns: int) -> float:
+    """Tokens/s of AR here over those of Hugging Face's `generate`: median of the turns' ratios."""
+    rows = measure(load("smollm2-135m"), {"ar": NoDraft(), "hf_generate": HFGenerate()}, sample(num_turns), 64)
+    hf = {row.pair: row for row in rows if row.method == "hf_generate"}
+    return median(
+        (hf[row.pair].total_s or 0) / hf[row.pair].num_new_tokens * row.num_new_tokens / row.total_s
+        for row in rows
+        if row.method == "ar" and row.total_s and row.num_new_tokens and hf[row.pair].num_new_tokens
+    )
+
+
+def clasp_shares(name: str) -> tuple[float, float]:
+    """Select and host shares of CLaSp's decode time, its options as `conf/method/clasp.yaml` has them."""
+    model = load(name)
+    methods: dict[str, Method] = {"ar": NoDraft(), "clasp": clasp(None, 0.5, 128, 0.7, 12)}
+    rows = measure(model, methods, sample(1), 128)
+    found = shares(row for row in rows if row.method == "clasp")
+    return found.select or 0.0, found.host or 0.0
+
+
+def figures(timings: dict[str, dict[str, Timing]]) -> dict[str, float]:
+    """What single passes cost, from the float32 timings of both models behind the shorter prompt."""
+    small, deep = (timings[f"{name}/float32/{CONTEXTS[0]}"] for name in MODELS)
+    half = small["draft-50"]
+    step = small[STEP]
+    return {
+        "bandwidth_share": step.share_of(small[READ]) or 0.0,
+        "verify_width_5": small["width-5"].over(step),
+        "verify_width_9": small["width-9"].over(step),
+        "draft_half_over_bytes": half.over(step) / ((half.num_bytes or 0) / (step.num_bytes or 1)),
+        "dp_over_ar": deep["dp-30"].over(deep[STEP]),
+    }
+
+
+def table(timings: dict[str, Timing]) -> str:
+    """The cases of one model as lines: milliseconds, in steps, and the share of reading speed."""
+    lines = []
+    for name, timing in timings.items():
+        share = timing.share_of(timings[READ])
+        lines.append(
+            f"  {name:10} {1e3 * median(timing.seconds):8.2f} ms {timing.over(timings[STEP]):7.2f} steps"
+            + (f" {share:7.0%} of reading speed" if share is not None else "")
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Time everything, store the rows, compare with the last stored ones, and print the figures."""
+    num_turns = int(sys.argv[1]) if len(sys.argv) > 1 else 15
+    timings: dict[str, dict[str, Timing]] = {}
+    rows: list[dict[str, Any]] = []
+    for name in MODELS:
+        for dtype in DTYPES:
+            model = load(name, dtype=dtype)
+            for context in CONTEXTS:
+                found = probe(model, context, num_turns)
+                timings[f"{name}/{dtype}/{context}"] = found
+                print(f"{name}, {dtype}, behind {context} tokens\n{table(found)}", flush=True)
+                rows += [
+                    {"model": name, "dtype": dtype, "engine": model.target.engine, **t.to_json()}
+                    for t in found.values()
+                ]
+    found = figures(timings) | {"ar_over_hf": over_generate(2), "bf16_over_f32": steps_of_two_dtypes(num_turns)}
+    for name in MODELS:
+        select, host = clasp_shares(name)
+        found |= {"dp_share": select, "host_share": max(host, found.get("host_share", 0.0))}
+    last = store(rows, found)
+    for key, (low, high) in LIMITS.items():
+        verdict = "holds" if low <= found[key] <= high else "FALLS SHORT"
+        was = f", was {last[key]:.3f}" if key in last else ""
+        print(f"{verdict:11} {key} {found[key]:.3f} (from {low:g} to {high:g}{was})")
+    print(json.dumps({key: round(found[key], 4) for key in LIMITS}))
+
+
+def store(rows: list[dict[str, Any]], found: dict[str, float]) -> dict[str, float]:
+    """Write the rows with the machine's fingerprint beside the earlier ones; the figures of the last of those."""
+    machine = provenance.machine()
+    folder = ROOT / "results" / provenance.machine_slug(machine, provenance.accelerators()) / "bench"
+    folder.mkdir(parents=True, exist_ok=True)
+    earlier = sorted(folder.glob("*.json"))
+    last: dict[str, float] = json.loads(earlier[-1].read_text())["figures"] if earlier else {}
+    content = {
+        "schema": 1,
+        "time": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
+        "git": provenance.git_state(ROOT),
+        "fingerprint": provenance.fingerprint({}),
+        "conditions": provenance.conditions(),
+        "figures": found,
+        "rows": rows,
+    }
+    path = folder / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}.json"
+    path.write_text(json.dumps(content) + "\n")
+    print(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+    return last

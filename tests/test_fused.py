@@ -1,0 +1,117 @@
+"""The fast engine: the same numbers as the eager one, from weights that are shared, fused and packed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from clasp_core import fused
+from clasp_core.attention import Span
+from clasp_core.errors import UserError
+from clasp_core.families import wiring_of
+from clasp_core.skip import LayerSkip
+from clasp_core.target import TargetModel, forward
+from tests.conftest import distance, ids, llama_config, make_target, prefilled, random_model
+
+WIDTHS = [1, 2, 3, 5, 9, 17, 33]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("rows", WIDTHS)
+def test_every_kind_of_pass_gives_the_eager_engines_logits_and_cache(rows: int, dtype: torch.dtype) -> None:
+    """Chains, trees and siblings of any width, whole and with sub-layers skipped."""
+    eager, fast = make_target(dtype), make_target(dtype, engine="compiled")
+    prompt, tokens = ids(11, seed=1), torch.tensor(ids(rows, seed=2))
+    skip = LayerSkip.sublayers(8, attn=[1, 4], mlp=[4, 6])
+    parents = tuple(max(0, row - 2) for row in range(1, rows))
+    spans = [Span.causal(11, rows), Span.tree(11, parents), Span.siblings(11, rows)]
+    for span in spans:
+        for left_out in (None, skip):
+            caches = [prefilled(target, prompt, 11 + rows) for target in (eager, fast)]
+            passes = [
+                forward(target, tokens, span, cache, skip=left_out)
+                for target, cache in zip((eager, fast), caches, strict=True)
+            ]
+            assert distance(passes[0].logits, passes[1].logits) < 3e-5
+            halves = [[half for layer in range(8) for half in cache.read(layer, 11 + rows)] for cache in caches]
+            assert max(map(distance, *halves)) < 3e-5
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_bfloat16_agrees_with_eager_up_to_its_rounding(rows: int) -> None:
+    eager, fast = (make_target(torch.bfloat16, engine=engine) for engine in ("eager", "compiled"))
+    tokens = torch.tensor(ids(rows, seed=3))
+    span = Span.causal(0, rows)
+    logits = [forward(t, tokens, span, t.new_cache(rows)).logits.float() for t in (eager, fast)]
+    assert float((logits[0] - logits[1]).norm() / logits[0].norm()) < 0.02
+
+
+def test_a_pass_is_the_same_to_the_bit_when_it_is_repeated() -> None:
+    fast = make_target(engine="compiled")
+    for rows in WIDTHS:
+        tokens, span = torch.tensor(ids(rows, seed=4)), Span.causal(0, rows)
+        first, second = (forward(fast, tokens, span, fast.new_cache(rows)).logits for _ in range(2))
+        assert torch.equal(first, second)
+
+
+def test_hugging_faces_modules_share_the_fused_weights_and_keep_their_values() -> None:
+    """Else fusing would hold the weights twice, and `generate` would measure another copy."""
+    config = llama_config()
+    model = random_model(config, seed=0)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    TargetModel(model, wiring_of(config), "compiled")
+    after = model.state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    for layer in model.model.layers:
+        attn, mlp = layer.self_attn, layer.mlp
+        for parts in ((attn.q_proj, attn.k_proj, attn.v_proj), (mlp.gate_proj, mlp.up_proj)):
+            stores = {part.weight.untyped_storage().data_ptr() for part in parts}
+            assert len(stores) == 1
+
+
+def test_eager_takes_nothing_from_the_fast_engine() -> None:
+    model = random_model(llama_config(), seed=0)
+    target = TargetModel(model, wiring_of(model.config))
+    weights = {part.weight.untyped_storage().data_ptr() for part in model.modules() if isinstance(part, nn.Linear)}
+    assert len(weights) == 8 * 7 + 1
+    assert target._blocks[0].mlp_norm is model.model.layers[0].post_attention_layernorm
+
+
+def test_float32_is_packed_for_several_rows_and_plain_for_one() -> None:
+    """One float32 row is a matrix-vector product, which needs no packing; one 16-bit row is faster packed."""
+    weight = torch.randn(24, 16)
+    assert fused.Linear(weight, None)._plain_rows == 1
+    assert fused.Linear(weight.bfloat16(), None)._plain_rows == 0
+    assert fused.Linear(weight.double(), None)._packed is None
+    bias, rows = torch.randn(24), torch.randn(3, 16)
+    assert distance(fused.Linear(weight, bias)(rows), rows @ weight.T + bias) < 1e-5
+
+
+def test_what_is_not_plain_stays_as_it_is() -> None:
+    class Int8(nn.Linear):
+        """Stands for a quantised module."""
+
+    odd, hooked = Int8(4, 4), nn.Linear(4, 4)
+    hooked._hf_hook = object()
+    assert fused.product_of(odd) is odd
+    assert fused.product_of(hooked) is hooked
+    assert isinstance(fused.product_of(nn.Linear(4, 4)), fused.Linear)
+
+
+def test_a_second_copy_that_does_not_fit_is_refused_by_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "free_bytes", lambda device: 10_000)
+    with pytest.raises(UserError, match=r"engine=compiled packs .* GiB .* use engine=eager"):
+        make_target(engine="compiled")
+
+
+def test_packed_bytes_are_those_of_every_linear_weight() -> None:
+    model = random_model(llama_config(), seed=0)
+    linear = sum(part.weight.numel() for part in model.modules() if isinstance(part, nn.Linear))
+    assert fused.packed_bytes(model) == 4 * linear
+    assert fused.packed_bytes(model.double()) == 0
+
+
+def test_an_unknown_engine_is_refused_by_name() -> None:
+    with pytest.raises(UserError, match="engine is 'fast'; it must be one of eager, compiled"):
+        make_target(engine="fast")  # type: ignore[arg-type]
