@@ -33,7 +33,7 @@ from clasp_core.decoding import Generation
 from clasp_core.drafting import SearchedOffline
 from clasp_core.errors import UserError
 from clasp_core.metrics import c_bytes
-from clasp_core.progress import Bar
+from clasp_core.progress import Bar, Together
 from clasp_core.prompting import Prompter
 from clasp_core.records import Manifest, Question, TurnRecord
 from clasp_core.report.summary import render, summarise
@@ -41,11 +41,12 @@ from clasp_core.runner import Method, Plan, Runner
 from clasp_core.sampling import Sampling
 from clasp_core.store import RunStore, new_run_id, read_run
 from clasp_core.target import Engine
+from clasp_core.tracking import Tracker
 
 REPOSITORY = Path(__file__).resolve().parent
 CONF = REPOSITORY / "conf"
 OWN_PACKAGES = ("clasp_core.", "baselines.")
-GROUPS = ("model", "method", "task", "reference", "search")
+GROUPS = ("model", "method", "task", "reference", "search", "tracker")
 BUSY_CORES = 0.4
 """More than that in use by others before a run starts is worth a note."""
 
@@ -72,6 +73,7 @@ class Schema:
     task: dict[str, Any] = field(default_factory=dict)
     reference: dict[str, Any] = field(default_factory=dict)
     search: dict[str, Any] = field(default_factory=dict)
+    tracker: dict[str, Any] = field(default_factory=dict)
     debug: dict[str, Any] = field(default_factory=dict)
     generation: GenerationSchema = field(default_factory=GenerationSchema)
     limit: int | None = MISSING
@@ -112,6 +114,7 @@ def run_job(config: dict[str, Any], shelf: Shelf) -> Path:
     device.set_threads(config["num_threads"])
     if config["search"]:
         return search(config, shelf)
+    tracker = build(config["tracker"], "tracker")
     methods, reference = build_methods(config)
     questions = build_questions(config)
     budget = config["generation"]["max_new_tokens"]
@@ -132,7 +135,7 @@ def run_job(config: dict[str, Any], shelf: Shelf) -> Path:
         max_positions=model.max_positions,
         warm_up_tokens=config["warm_up_tokens"],
     )
-    return measure(plan, model, prompter, manifest, config)
+    return measure(plan, model, prompter, manifest, config, tracker)
 
 
 def search(config: Mapping[str, Any], shelf: Shelf) -> Path:
@@ -146,20 +149,27 @@ def search(config: Mapping[str, Any], shelf: Shelf) -> Path:
     return path
 
 
-def measure(plan: Plan, model: LoadedModel, prompter: Prompter, manifest: Manifest, config: Mapping[str, Any]) -> Path:
+def measure(
+    plan: Plan,
+    model: LoadedModel,
+    prompter: Prompter,
+    manifest: Manifest,
+    config: Mapping[str, Any],
+    tracker: Tracker,
+) -> Path:
     """Check and warm up, then run into the store; whatever happens, the manifest's last line says how it ended."""
     clock = device.DeviceClock(model.target.devices, model.target.device)
     runner = Runner(model.target, prompter, plan, clock)
     runner.check()
     manifest = replace(manifest, offline_search_s=offline_search_s(plan.methods))
     store, manifest, rows = open_store(manifest, config)
-    with store:
+    with store, tracker.watch(store.folder) as watcher:
         num_turns = sum(len(stream) for stream in runner.slots())
         status = "failed"
         try:
             runner.warm_up()
             with Bar(num_turns, len(rows) // len(plan.methods), plan.reference) as bar:
-                num_failed = runner.run(store, bar, rows)
+                num_failed = runner.run(store, Together(bar, watcher), rows)
             status = "failed" if num_failed else "ok"
         except KeyboardInterrupt:
             status = "interrupted"
@@ -319,7 +329,7 @@ def warnings_about(conditions: Mapping[str, Any]) -> list[str]:
 
 
 def not_in_hash(config: Mapping[str, Any]) -> list[str]:
-    """Dotted keys that change no row: where things lie, and what is resumed."""
+    """Dotted keys that change no row: where things lie, what is resumed, and who is told."""
 
     def places(node: Mapping[str, Any], above: str) -> list[str]:
         below = [
@@ -330,7 +340,7 @@ def not_in_hash(config: Mapping[str, Any]) -> list[str]:
         ]
         return below + [f"{above}{name}" for name in node if name in PLACES]
 
-    return ["resume", "results_dir", "search", *places(config, "")]
+    return ["resume", "results_dir", "search", "tracker", *places(config, "")]
 
 
 def now() -> str:
@@ -408,7 +418,15 @@ def register() -> None:
     """What the configuration files rely on: their types, and where the repository lies from the launch folder."""
     OmegaConf.register_new_resolver("token", lambda: uuid.uuid4().hex[:6], use_cache=True, replace=True)
     OmegaConf.register_new_resolver("repository", lambda: os.path.relpath(REPOSITORY), replace=True)
+    OmegaConf.register_new_resolver("sweep", sweep, replace=True)
     ConfigStore.instance().store(name="schema", node=Schema)
+
+
+def sweep() -> str | None:
+    """What the jobs of this sweep have in common and no other sweep has: the end of its folder's path."""
+    if not HydraConfig.initialized() or HydraConfig.get().mode != RunMode.MULTIRUN:
+        return None
+    return "_".join(Path(HydraConfig.get().sweep.dir).parts[-2:])
 
 
 def main() -> None:

@@ -9,6 +9,19 @@ from types import TracebackType
 from tqdm import tqdm
 
 from clasp_core.records import TurnRecord
+from clasp_core.runner import Progress
+
+
+class Together:
+    """Tells several of each finished turn, in their order."""
+
+    def __init__(self, *listeners: Progress):
+        self._listeners = listeners
+
+    def update(self, rows: Sequence[TurnRecord]) -> None:
+        """One turn is done by all methods."""
+        for listener in self._listeners:
+            listener.update(rows)
 
 
 class Bar:

@@ -18,20 +18,8 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 CORE = {
     0: ("errors", "records", "metrics", "store", "provenance", "tasks", "fetch", "skip"),
-    1: ("sampling", "kv_cache", "device", "attention"),
-    2: (
-        "blocks",
-        "checkpoint",
-        "deep",
-        "families",
-        "fused",
-        "hub",
-        "loading",
-        "placement",
-        "prompting",
-        "target",
-        "tiny",
-    ),
+    1: ("sampling", "kv_cache", "device", "attention", "families"),
+    2: ("target", "blocks", "fused", "placement", "hub", "checkpoint", "loading", "deep", "prompting", "tiny"),
     3: ("verify", "decoding", "drafting", "divergence"),
     4: ("clasp",),
     5: ("runner", "progress", "probe"),
