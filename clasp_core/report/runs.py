@@ -7,11 +7,13 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from clasp_core import metrics
 from clasp_core.errors import UserError
 from clasp_core.provenance import machine_slug
 from clasp_core.records import Manifest, TurnRecord
+from clasp_core.report.summary import summarise
 from clasp_core.store import MANIFEST, read_run
 
 
@@ -69,6 +71,24 @@ class Run:
         """Bytes of a draft step over bytes of a target token; unknown where the manifest does not say."""
         read_bytes = self.manifest.model.get("read_bytes")
         return metrics.c_bytes(self.of(method), read_bytes) if read_bytes else None
+
+    @property
+    def question_files(self) -> list[str]:
+        """The names of the question files, such as `spec_bench` or `sample`; both have the same subtasks."""
+        return [name for name in self.manifest.config.get("task", {}) if name != "subtasks"]
+
+    @property
+    def token_bytes(self) -> int | None:
+        """Bytes of weights that one target token reads."""
+        read_bytes = self.manifest.model.get("read_bytes")
+        return sum(read_bytes["attn"]) + sum(read_bytes["mlp"]) + read_bytes["head"] if read_bytes else None
+
+    def summary(self) -> dict[str, Any]:
+        """The summary of the rows, computed anew (seconds for a long run), as `summary.json` holds it."""
+        names = self.manifest.methods
+        reads = {name: self.c_bytes(name) for name in names}
+        offline_s = self.manifest.offline_search_s
+        return summarise(self.rows, self.reference, names, self.greedy, reads, offline_s)
 
 
 def run_folders(path: str | Path) -> list[Path]:
