@@ -102,11 +102,11 @@ def run_folders(path: str | Path) -> list[Path]:
     return sorted({found.parent for found in path.rglob(MANIFEST)}, key=lambda folder: (folder.name, str(folder)))
 
 
-def load(paths: Iterable[str | Path]) -> list[Run]:
+def load(paths: Iterable[str | Path], at_least: int = 1) -> list[Run]:
     """The runs at or below the paths, each once, in order of time within a path.
 
     A run found below a path that cannot be read is skipped with a line on standard error; one that is named
-    itself is an error. Raises UserError if nothing readable is there.
+    itself is an error. Raises UserError if fewer than `at_least` are readable.
     """
     folders: dict[Path, bool] = {}
     named = [Path(path) for path in paths]
@@ -115,9 +115,11 @@ def load(paths: Iterable[str | Path]) -> list[Run]:
             resolved = folder.resolve()
             folders[resolved] = folders.get(resolved, False) or resolved == path.resolve()
     runs = [run for folder, is_named in folders.items() if (run := _read(folder, is_named)) is not None]
-    if not runs:
+    if len(runs) < at_least:
         where = ", ".join(map(str, named))
-        raise UserError(f"no readable run under {where}; a run folder holds a {MANIFEST}, see results_dir")
+        raise UserError(
+            f"{len(runs)} readable runs under {where}, {at_least} are needed; a run folder holds a {MANIFEST}"
+        )
     return runs
 
 
@@ -127,10 +129,10 @@ def add_paths(command: argparse.ArgumentParser) -> None:
     command.add_argument("--results", metavar="DIR", help="a folder with runs; `results` where nothing is named")
 
 
-def chosen(arguments: argparse.Namespace) -> list[Run]:
-    """The runs that a command's arguments name."""
+def chosen(arguments: argparse.Namespace, at_least: int = 1) -> list[Run]:
+    """The runs that a command's arguments name; UserError for fewer than `at_least`."""
     named: Sequence[str] = [*arguments.runs, *([arguments.results] if arguments.results else [])]
-    return load(named or ["results"])
+    return load(named or ["results"], at_least)
 
 
 def _read(folder: Path, is_named: bool) -> Run | None:

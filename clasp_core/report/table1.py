@@ -52,7 +52,7 @@ def add_to(commands: Any) -> None:
 def call(arguments: argparse.Namespace) -> None:
     """Print or write the tables."""
     choice = Choice(arguments.estimator, arguments.per_round, arguments.level)
-    publish(tables(chosen(arguments), choice), arguments)
+    publish(tables(chosen(arguments, at_least=0), choice), arguments)
 
 
 def tables(runs: Sequence[Run], choice: Choice) -> list[Published]:
@@ -185,6 +185,8 @@ def _notes(here: Mapping[Line, Measured], left_out: Sequence[str], choice: Choic
         if not on_the_papers_questions(run):
             asked = "+".join(run.question_files)
             notes.append(f"{run.manifest.run_id} asked the questions of {asked}, not Spec-Bench's: no reproduction")
+        if run.tasks and (absent := [task for task in paper.TASKS if task not in run.tasks]):
+            notes.append(f"{run.manifest.run_id} lacks {', '.join(absent)}: its overall is over the others")
         strange = [task for task in run.tasks if task not in paper.TASKS]
         if strange:
             notes.append(f"{run.manifest.run_id} has tasks outside the table, in overall only: {', '.join(strange)}")

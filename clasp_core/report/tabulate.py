@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,6 +24,8 @@ from clasp_core.report.runs import Run
 
 WIDE = 170
 """Columns of a terminal table where the output is no terminal."""
+GAP = 2
+"""Blanks between two columns of a terminal table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,19 +132,44 @@ def interval(found: Mapping[str, float | None] | None) -> str:
 
 
 def _terminal(table: Published) -> str:
-    console = Console(file=io.StringIO(), width=None if sys.stdout.isatty() else WIDE, color_system=None)
-    shown = RichTable(
-        title=Text(table.title), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False
-    )
-    for index, name in enumerate(table.cells.columns):
-        shown.add_column(Text(str(name)), justify="left" if index < table.num_labels else "right", overflow="fold")
-    for line in _lines(table.cells):
-        shown.add_row(*map(Text, line))
-    console.print(shown)
+    """The table in blocks of columns that fit the width, each with the names on its left."""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDE
+    console = Console(file=io.StringIO(), width=width, color_system=None)
+    for index, block in enumerate(_blocks(table, width)):
+        console.print(_rich_table(block, table.num_labels, "" if index else table.title))
     for text in (table.caption, *table.notes):
         console.print(Text(text))
     assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
+    return "".join(f"{line.rstrip()}\n" for line in console.file.getvalue().splitlines())
+
+
+def _rich_table(cells: pd.DataFrame, num_labels: int, title: str) -> RichTable:
+    shown = RichTable(
+        title=Text(title) if title else None,
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+    )
+    for index, name in enumerate(cells.columns):
+        shown.add_column(Text(str(name)), justify="left" if index < num_labels else "right", overflow="fold")
+    for line in _lines(cells):
+        shown.add_row(*map(Text, line))
+    return shown
+
+
+def _blocks(table: Published, width: int) -> list[pd.DataFrame]:
+    """The columns of numbers cut into runs that fit beside the columns of names."""
+    texts = [list(map(str, table.cells.columns)), *_lines(table.cells)]
+    widths = [max(map(len, column)) + GAP for column in zip(*texts, strict=True)]
+    names = list(range(table.num_labels))
+    room = width - sum(widths[: table.num_labels])
+    blocks: list[list[int]] = [[]]
+    for index in range(table.num_labels, len(widths)):
+        if blocks[-1] and sum(widths[i] for i in (*blocks[-1], index)) > room:
+            blocks.append([])
+        blocks[-1].append(index)
+    return [table.cells.iloc[:, [*names, *block]] for block in blocks]
 
 
 def _csv(table: Published) -> str:
