@@ -10,9 +10,8 @@ from typing import Any, TypeAlias
 import pandas as pd
 
 from clasp_core import costs
-from clasp_core.metrics import common_turns, finished
 from clasp_core.positions import acceptance_by_position
-from clasp_core.records import TurnRecord
+from clasp_core.report.cells import regime_of
 from clasp_core.report.runs import Run, add_paths, chosen
 from clasp_core.report.summary import OVERALL
 from clasp_core.report.tabulate import Published, add_output, number, percent, provenance, publish
@@ -67,11 +66,11 @@ def _ladders(summaries: Sequence[tuple[Run, Mapping[str, Any]]], origin: str) ->
         ),
         cells=_frame(data, _LADDER),
         data=pd.DataFrame(data),
-        num_labels=3,
+        num_labels=4,
         notes=(
             "product: ceiling (or oracle) times every step down from it, over measured; 1.000 or the sums are wrong",
             "c/c_bytes: the draft step by the clock over the one by bytes: above 1 is the engine's own loss",
-            *(text for run, summary in summaries for text in _regimes(run, summary)),
+            *(regime_of(run, name) for run, summary in summaries for name in summary["ladders"]),
         ),
     )
 
@@ -83,6 +82,7 @@ def _rung(run: Run, name: str, scope: str, found: Mapping[str, Any] | None, cell
     c, c_bytes = known.get("c"), known.get("c_bytes")
     return {
         "run_id": run.manifest.run_id,
+        "run": run.short_id,
         "model": run.model,
         "method": name,
         "task": scope,
@@ -106,30 +106,6 @@ def _product(found: Mapping[str, Any]) -> float:
     return float((found["ceiling"] or found["oracle"]) * math.prod(steps))
 
 
-def _regimes(run: Run, summary: Mapping[str, Any]) -> list[str]:
-    """One sentence per method: the regime and the numbers behind the word."""
-    step_s = costs.reference_step_s(_used(run, run.reference)) if run.reference else None
-    bandwidth = run.manifest.conditions.get("bandwidth_bytes_per_s")
-    texts = []
-    for name in summary["ladders"]:
-        widths = costs.verify_by_width(_used(run, name), step_s)
-        found = costs.regime(widths, step_s, run.token_bytes, bandwidth)
-        speed = "n/a" if found.bytes_per_s is None else f"{found.bytes_per_s / 1e9:.1f} GB/s"
-        probe = "not probed" if bandwidth is None else f"{bandwidth / 1e9:.1f} GB/s"
-        texts.append(
-            f"regime of {name} in {run.manifest.run_id}: {found.word} (one more verified row costs "
-            f"{number(found.extra_row, 3)} reference tokens; the reference reads {speed}; bandwidth: {probe})"
-        )
-    return texts
-
-
-def _used(run: Run, method: str | None) -> list[TurnRecord]:
-    """The method's rows on the turns that every method with an answer finished, as in the summary."""
-    answered = {row.method for row in finished(run.rows)}
-    common = common_turns(run.rows, answered)
-    return [row for row in finished(run.of(method)) if row.pair in common]
-
-
 # Counts at each level
 
 
@@ -151,7 +127,7 @@ def _counts(summaries: Sequence[tuple[Run, Mapping[str, Any]]], origin: str) -> 
         ),
         cells=_frame(data, _COUNTS),
         data=pd.DataFrame(data),
-        num_labels=2,
+        num_labels=3,
     )
 
 
@@ -161,6 +137,7 @@ def _count(run: Run, name: str, scope: str, cell: Mapping[str, Any]) -> Datum:
     peaks = cell["peak_memory_bytes"] or {}
     return {
         "run_id": run.manifest.run_id,
+        "run": run.short_id,
         "model": run.model,
         "method": name,
         "task": scope,
@@ -180,6 +157,7 @@ def _widths(runs: Sequence[Run], origin: str) -> Published:
     data = [
         {
             "run_id": run.manifest.run_id,
+            "run": run.short_id,
             "model": run.model,
             "method": name,
             "width": cost.width,
@@ -188,9 +166,9 @@ def _widths(runs: Sequence[Run], origin: str) -> Published:
             "v": cost.v,
         }
         for run in runs
-        for step_s in (costs.reference_step_s(_used(run, run.reference)) if run.reference else None,)
+        for step_s in (costs.reference_step_s(run.used(run.reference)),)
         for name in run.methods
-        for cost in costs.verify_by_width(_used(run, name), step_s)
+        for cost in costs.verify_by_width(run.used(name), step_s)
     ]
     return Published(
         title="Verification by width",
@@ -200,15 +178,16 @@ def _widths(runs: Sequence[Run], origin: str) -> Published:
         ),
         cells=_frame(data, _WIDTHS),
         data=pd.DataFrame(data),
-        num_labels=2,
+        num_labels=3,
     )
 
 
 def _positions(runs: Sequence[Run], origin: str) -> Published:
-    found = [(run, name, acceptance_by_position(_used(run, name))) for run in runs for name in run.methods]
+    found = [(run, name, acceptance_by_position(run.used(name))) for run in runs for name in run.methods]
     data = [
         {
             "run_id": run.manifest.run_id,
+            "run": run.short_id,
             "model": run.model,
             "method": name,
             "position": each.position + 1,
@@ -229,8 +208,12 @@ def _positions(runs: Sequence[Run], origin: str) -> Published:
         ),
         cells=_frame(data, _POSITIONS),
         data=pd.DataFrame(data),
-        num_labels=2,
-        notes=tuple(f"{name}: no positions, since its drafts are trees" for _, name, each in found if each is None),
+        num_labels=3,
+        notes=tuple(
+            f"{name}: no positions, since its drafts are trees or its rounds have no trace"
+            for _, name, each in found
+            if each is None
+        ),
     )
 
 
@@ -247,7 +230,7 @@ def _signed(value: float | None) -> str:
     return "n/a" if value is None else f"{100 * value:+.1f} %"
 
 
-_NAMES: tuple[Column, ...] = (("model", "model", str), ("method", "method", str))
+_NAMES: tuple[Column, ...] = (("run", "run", str), ("model", "model", str), ("method", "method", str))
 _LADDER: tuple[Column, ...] = (
     *_NAMES,
     ("task", "task", str),
