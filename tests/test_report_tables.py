@@ -260,15 +260,18 @@ def test_methods_of_different_runs_have_no_order(tmp_path):
 def test_the_ladder_prints_prediction_beside_measurement_and_the_hosts_share(tmp_path):
     # in 12 s: draft 4 of 1 s, verify 4 of 1.25 s, search 4 of 0.25 s: 10 s; so 24 / 10 predicted, 24 / 12 measured,
     # and the host has 2 / 12; one step of 16 takes 0.25 s or c = 0.125; v = 0.625, p = 0.125
-    ladder, counts, widths, positions = tables(ladders, store(tmp_path, full({"clasp": 2.0}, ("qa", "rag"))))
+    ladder, unit_costs, counts, widths, positions = tables(
+        ladders, store(tmp_path, full({"clasp": 2.0}, ("qa", "rag")))
+    )
     assert set(ladder.data["task"]) == {"qa", "rag", "overall"}
     line = only(ladder.data, task="overall").iloc[0]
     assert (line["search"], line["measured"]) == pytest.approx((2.4, 2.0))
     assert line["predicted_over_measured"] == pytest.approx(0.2)
     assert line["host_share"] == pytest.approx(1 / 6)
     assert line["product_over_measured"] == pytest.approx(1.0)
-    assert (line["c"], line["v"], line["p"]) == pytest.approx((0.125, 0.625, 0.125))
-    assert line["c_bytes"] is None
+    cost = only(unit_costs.data, task="overall").iloc[0]
+    assert (cost["c"], cost["v"], cost["p"]) == pytest.approx((0.125, 0.625, 0.125))
+    assert cost["c_bytes"] is None
     shown = only(ladder.cells, task="overall").iloc[0]
     assert (shown["search"], shown["measured"], shown["pred/meas"], shown["host"]) == (
         "2.40",
@@ -290,18 +293,16 @@ def test_c_by_bytes_stands_beside_c_by_the_clock(tmp_path):
         each.rounds.skip = ["2:2:2"] * 4
     model = {"name": "llama3-8b", "label": "m", "read_bytes": {"attn": [10, 10], "mlp": [20, 20], "head": 40}}
     conditions = {"bandwidth_bytes_per_s": 60.0}
-    ladder, *_ = tables(ladders, store(tmp_path, rows, model="llama3-8b", conditions=conditions))
-    assert only(ladder.data, task="qa")["c_bytes"].item() is None
     folder = store(tmp_path / "b", rows, conditions=conditions)
     run = load([folder])[0]
     run.manifest.model.update(model)
-    ladder, *_ = ladders.tables([run])
-    line = only(ladder.data, task="qa").iloc[0]
-    assert (line["c"], line["c_bytes"], line["c_over_c_bytes"]) == pytest.approx((0.125, 0.7, 0.125 / 0.7))
+    ladder, unit_costs, *_ = ladders.tables([run])
+    line, cost = (only(table.data, task="qa").iloc[0] for table in (ladder, unit_costs))
+    assert (cost["c"], cost["c_bytes"], cost["c_over_c_bytes"]) == pytest.approx((0.125, 0.7, 0.125 / 0.7))
     assert line["ceiling"] == pytest.approx(1 / 0.7)
     assert line["product_over_measured"] == pytest.approx(1.0)
     # verification of 5 rows takes 0.625 of a step, so rows are free; 100 bytes in 2 s are 50 of 60 bytes/s
-    assert any("regime of clasp in run-1: bandwidth-bound" in note for note in ladder.notes)
+    assert any("regime of clasp in run-1: bandwidth-bound" in note for note in unit_costs.notes)
 
 
 def test_trees_have_no_positions_and_say_so(tmp_path):

@@ -39,40 +39,51 @@ def call(arguments: argparse.Namespace) -> None:
 
 
 def tables(runs: Sequence[Run]) -> list[Published]:
-    """The ladder, the counts at each level, verification by width and acceptance by position."""
+    """The ladder, its costs, the counts at each level, verification by width and acceptance by position."""
     summaries = [(run, run.summary()) for run in runs]
     origin = provenance(runs)
-    return [_ladders(summaries, origin), _counts(summaries, origin), _widths(runs, origin), _positions(runs, origin)]
+    return [*_ladders(summaries, origin), _counts(summaries, origin), _widths(runs, origin), _positions(runs, origin)]
 
 
 # The ladder
 
 
-def _ladders(summaries: Sequence[tuple[Run, Mapping[str, Any]]], origin: str) -> Published:
+def _ladders(summaries: Sequence[tuple[Run, Mapping[str, Any]]], origin: str) -> list[Published]:
     data = [
         _rung(run, name, scope, found, summary["cells"][name][scope])
         for run, summary in summaries
         for name, by_scope in summary["ladders"].items()
         for scope, found in by_scope.items()
     ]
-    return Published(
+    regimes = tuple(regime_of(run, name) for run, summary in summaries for name in summary["ladders"])
+    ladder = Published(
         title="Loss ladder: the decode speed-up that is left after each loss",
         caption=(
-            "Ratios to autoregressive decoding; c, v, p in reference tokens. ceiling 1 / c_bytes; oracle "
-            "T / (R + A c); draft T / (R + D c); verify T / (R v + D c); search T / (R v + D c + P p), the predicted "
-            "speed-up; measured: paired_decode over pairs with equal ids; eff. measured / oracle. host: its share of "
-            "decode time, which explains what measured lacks to predicted; pred/meas within "
-            f"{GOAL:.0%} is the goal on a quiet machine. {origin}"
+            "Ratios to autoregressive decoding. ceiling 1 / c_bytes; oracle T / (R + A c); draft T / (R + D c); verify "
+            "T / (R v + D c); search T / (R v + D c + P p), the predicted speed-up; measured: paired_decode over pairs "
+            "with equal ids; eff.: measured / oracle. pred/meas: the relative difference, within "
+            f"{GOAL:.0%} on a quiet machine; host: its share of decode time, which explains it. {origin}"
         ),
         cells=_frame(data, _LADDER),
-        data=pd.DataFrame(data),
+        data=_numbers(data, _COST_KEYS),
         num_labels=4,
         notes=(
             "product: ceiling (or oracle) times every step down from it, over measured; 1.000 or the sums are wrong",
-            "c/c_bytes: the draft step by the clock over the one by bytes: above 1 is the engine's own loss",
-            *(regime_of(run, name) for run, summary in summaries for name in summary["ladders"]),
         ),
     )
+    costs_of = Published(
+        title="Costs behind the ladder",
+        caption=(
+            "In reference tokens. c: one draft step by the clock; c_bytes: by the bytes of weights that it reads; "
+            "c/c_bytes: their ratio, above 1 is the engine's own loss on the draft path; v: one verification pass, as "
+            f"wide as it ran; p: one search for a skip set. {origin}"
+        ),
+        cells=_frame(data, _COSTS),
+        data=_numbers([{key: datum[key] for key in (*_DATUM_NAMES, *_COST_KEYS)} for datum in data]),
+        num_labels=4,
+        notes=regimes,
+    )
+    return [ladder, costs_of]
 
 
 def _rung(run: Run, name: str, scope: str, found: Mapping[str, Any] | None, cell: Mapping[str, Any]) -> Datum:
@@ -126,7 +137,7 @@ def _counts(summaries: Sequence[tuple[Run, Mapping[str, Any]]], origin: str) -> 
             f"token; both n/a on a CPU. {origin}"
         ),
         cells=_frame(data, _COUNTS),
-        data=pd.DataFrame(data),
+        data=_numbers(data),
         num_labels=3,
     )
 
@@ -177,7 +188,7 @@ def _widths(runs: Sequence[Run], origin: str) -> Published:
             f"in ms; v: the same over the reference's median step (a ratio); n: rounds. {origin}"
         ),
         cells=_frame(data, _WIDTHS),
-        data=pd.DataFrame(data),
+        data=_numbers(data),
         num_labels=3,
     )
 
@@ -207,7 +218,7 @@ def _positions(runs: Sequence[Run], origin: str) -> Published:
             f"reached: accepted over the rounds that kept every token before it. {origin}"
         ),
         cells=_frame(data, _POSITIONS),
-        data=pd.DataFrame(data),
+        data=_numbers(data),
         num_labels=3,
         notes=tuple(
             f"{name}: no positions, since its drafts are trees or its rounds have no trace"
@@ -240,12 +251,19 @@ _LADDER: tuple[Column, ...] = (
     ("host", "host_share", percent),
     ("product", "product_over_measured", _three),
     ("eff.", "efficiency", number),
+)
+_COSTS: tuple[Column, ...] = (
+    *_NAMES,
+    ("task", "task", str),
+    ("n", "n_questions", str),
     ("c", "c", _three),
     ("c_bytes", "c_bytes", _three),
     ("c/c_bytes", "c_over_c_bytes", number),
     ("v", "v", number),
     ("p", "p", number),
 )
+_DATUM_NAMES = ("run_id", "model", "method", "task", "n_questions")
+_COST_KEYS = ("c", "c_bytes", "c_over_c_bytes", "v", "p")
 _COUNTS: tuple[Column, ...] = (
     *_NAMES,
     ("n", "n_questions", str),
@@ -283,3 +301,8 @@ _POSITIONS: tuple[Column, ...] = (
 def _frame(data: Sequence[Datum], columns: Sequence[Column]) -> pd.DataFrame:
     lines = [[write(datum[key]) for _, key, write in columns] for datum in data]
     return pd.DataFrame(lines, columns=[heading for heading, _, _ in columns])
+
+
+def _numbers(data: Sequence[Datum], without: Sequence[str] = ()) -> pd.DataFrame:
+    """The data as a frame, by `run_id` alone: its short form may read as a number, such as 271e4007."""
+    return pd.DataFrame(data).drop(columns=["run", *without], errors="ignore")

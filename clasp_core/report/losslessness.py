@@ -56,7 +56,7 @@ def _counts(runs: Sequence[Run], origin: str, skipped: tuple[str, ...]) -> Publi
             f"side has no answer, never counted as equal; sampled: T > 0, where ids differ by design. {origin}"
         ),
         cells=pd.DataFrame([[_text(datum[column]) for column in columns] for datum in data], columns=columns),
-        data=pd.DataFrame(data),
+        data=pd.DataFrame(data).drop(columns="run"),
         num_labels=6,
         notes=skipped,
     )
@@ -91,7 +91,7 @@ def _turns(runs: Sequence[Run], origin: str) -> Published:
             f"(both in logits); n/a: not known, which is no excuse. {origin}"
         ),
         cells=pd.DataFrame([[_text(datum[key]) for key in keys] for datum in data], columns=list(keys)),
-        data=pd.DataFrame(data, columns=["run_id", *keys]),
+        data=pd.DataFrame(data, columns=["run_id", *keys[1:]]),
         num_labels=4,
     )
 
