@@ -451,3 +451,12 @@ def test_a_mistake_ends_in_one_line_and_exit_code_two(tmp_path, capsys):
         main(["ladder", str(tmp_path / "none")])
     assert ended.value.code == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["table1", "check", "ladder", "losslessness"])
+@pytest.mark.parametrize("rows", [full({}, ("qa",)), [failed(method="ar"), failed(method="clasp")]])
+def test_runs_with_nothing_to_compare_break_no_command(tmp_path, capsys, command, rows):
+    store(tmp_path, rows)
+    for form in ("terminal", "csv", "markdown", "latex"):
+        main([command, str(tmp_path), "--format", form])
+        assert capsys.readouterr().out

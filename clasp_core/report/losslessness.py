@@ -56,7 +56,7 @@ def _counts(runs: Sequence[Run], origin: str, skipped: tuple[str, ...]) -> Publi
             f"side has no answer, never counted as equal; sampled: T > 0, where ids differ by design. {origin}"
         ),
         cells=pd.DataFrame([[_text(datum[column]) for column in columns] for datum in data], columns=columns),
-        data=pd.DataFrame(data).drop(columns="run"),
+        data=pd.DataFrame(data).drop(columns="run", errors="ignore"),
         num_labels=6,
         notes=skipped,
     )
