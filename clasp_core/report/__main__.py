@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from types import ModuleType
 
 from clasp_core.errors import UserError
+from clasp_core.report import html
 
-COMMANDS: tuple[ModuleType, ...] = ()
+COMMANDS: tuple[ModuleType, ...] = (html,)
 """Modules with `add_to(commands)`: one argparse sub-command each, whose `call` takes the parsed arguments."""
 
 
