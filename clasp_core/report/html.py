@@ -25,9 +25,13 @@ SCRIPTS = ("text.js", "charts.js", "page.js")
 
 def add_to(commands: Any) -> None:
     """The sub-command `html`."""
-    parser: argparse.ArgumentParser = commands.add_parser("html", help="a page of a run, in one file", description=__doc__)
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "html", help="a page of a run, in one file", description=__doc__
+    )
     parser.add_argument("runs", nargs="+", metavar="RUN", help="run folders, or folders that hold them")
-    parser.add_argument("--out", metavar="FILE", help=f"the page of a single run; {FILE_NAME} in its folder if not given")
+    parser.add_argument(
+        "--out", metavar="FILE", help=f"the page of a single run; {FILE_NAME} in its folder if not given"
+    )
     parser.set_defaults(call=write_pages)
 
 
