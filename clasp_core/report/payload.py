@@ -133,7 +133,6 @@ def _question_cell(run: Run, name: str, methods: Mapping[str, Sequence[TurnRecor
     return {
         "speedup": speedup,
         "tokens_per_s": metrics.end_to_end_tokens_per_s(own),
-        "emitted_per_round": metrics.mean_emitted_per_round(own, "rounds"),
     }
 
 

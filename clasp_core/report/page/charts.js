@@ -144,12 +144,13 @@ function ladderChart(ladder, width, place, most) {
     const y = row * index + 4;
     const [low, high] = [Math.min(bar.from, bar.to), Math.max(bar.from, bar.to)];
     const fill = bar.whole ? series(place) : bar.to > bar.from ? "var(--gain)" : "var(--loss)";
-    const label = bar.whole ? times(bar.to) : `${bar.to > bar.from ? "+" : "−"}${number(high - low)}`;
+    const change = number(high - low);
+    const label = bar.whole ? times(bar.to) : `${change === "0.00" ? "" : bar.to > bar.from ? "+" : "−"}${change}`;
     const shapes = [
       make("rect", { x: 0, y: row * index, width, height: row, fill: "transparent" }),
       make("text", { class: bar.whole ? "strong end" : "end", x: left - 10, y: y + 14 }, bar.name),
       make("rect", { class: "shape", x: x(low), y, width: Math.max(1.5, x(high) - x(low)), height: row - 8, rx: 2, fill }),
-      make("text", { class: bar.whole ? "strong" : "muted", x: x(high) + 7, y: y + 14 }, label),
+      make("text", { class: bar.whole ? "strong halo" : "muted halo", x: x(high) + 7, y: y + 14 }, label),
     ];
     if (index < bars.length - 1) parts.push(make("line", { class: "grid", x1: x(bar.to), x2: x(bar.to), y1: y + row - 8, y2: y + row }));
     parts.push(marked(bar.tip, shapes));

@@ -17,6 +17,7 @@ const COLUMNS = [
   ["speed-up", "speedup", "paired_total: the reference's time over the method's, prefill inside, over turns with the same answer (sampling: time per token)"],
   ["95 % interval", "interval", "paired bootstrap over questions"],
   ["n", "n", "questions"],
+  ["grade", "grade", "worst grade of a turn and how many turns got it; exact: the reference's ids; tie: rounding explains the first difference; sampled: ids are not compared"],
   ["turns", "turns", "turns in the figures: those that every compared method finished"],
   ["failed", "failed", "turns without an answer; they are in no figure"],
   ["tokens", "tokens", "emitted tokens"],
@@ -26,7 +27,6 @@ const COLUMNS = [
   ["first\ntoken", "ttft", "mean time up to and including the first token"],
   ["decode\ntok/s", "decode", "tokens per second after the first"],
   ["all\ntok/s", "speed", "tokens per second, prefill inside"],
-  ["grade", "grade", "worst grade of a turn and how many turns got it; exact: the reference's ids; tie: rounding explains the first difference; sampled: ids are not compared"],
 ];
 const ESTIMATORS = [
   ["paired_total", "total time, prefill inside, over pairs with equal ids: the headline"],
@@ -53,7 +53,7 @@ const LADDER = [
 /* ---- small parts */
 
 function methodCell(name) {
-  const note = name === summary.reference ? make("span", { class: "scope" }, " reference") : null;
+  const note = name === summary.reference ? make("span", { class: "note" }, " reference") : null;
   return make("th", { scope: "row", class: "text" }, methodMark(placeOf(name)), name, note);
 }
 
@@ -155,13 +155,13 @@ function drawSummary() {
     const failedCell = figure("", name, "failed");
     failedCell.append(failed ? make("span", { class: "grade bad" }, failed) : "0");
     const speedCell = figure("", name, "speedup");
-    speedCell.append(make("b", null, isReference ? "1" : times(found ? found.value : null)));
+    speedCell.append(isReference ? make("span", { class: "interval" }, "1×") : make("b", null, times(found ? found.value : null)));
     return make("tr", null, methodCell(name), speedCell,
       figure(isReference ? "–" : intervalText(found), name, "interval"),
-      figure(cell.num_questions, name, "n"), figure(cell.num_turns, name, "turns"), failedCell, figure(cell.num_tokens, name, "tokens"),
+      figure(cell.num_questions, name, "n"), gradeCell, figure(cell.num_turns, name, "turns"), failedCell, figure(cell.num_tokens, name, "tokens"),
       figure(number(cell.mean_emitted_per_round.rounds), name, "emitted"), figure(number(cell.mean_accepted_per_round.rounds), name, "accepted"),
       figure(number(cell.acceptance_rate.rounds, 3), name, "acceptance"), figure(seconds(cell.time_to_first_token_s), name, "ttft"),
-      figure(number(cell.decode_tokens_per_s, 1), name, "decode"), figure(number(cell.end_to_end_tokens_per_s, 1), name, "speed"), gradeCell);
+      figure(number(cell.decode_tokens_per_s, 1), name, "decode"), figure(number(cell.end_to_end_tokens_per_s, 1), name, "speed"));
   });
   const headings = COLUMNS.map(([label, key]) => head(label, key === "method" || key === "grade" ? "text" : null));
   fill($("summary-table"), make("thead", null, make("tr", null, headings)), make("tbody", null, rows));
@@ -198,7 +198,7 @@ function drawLadders() {
     if (!ladder) panels[place].append(make("p", null, "No ladder: rows without a trace, or nothing to compare."));
     else {
       panels[place].append(make("p", null, `${times(ladder.measured)} measured, ${percent(ladder.efficiency)} of the oracle's ${times(ladder.oracle)}`));
-      panels[place].append(ladderChart(ladder, widthOf(panels[place]), placeOf(name), most));
+      panels[place].append(ladderChart(ladder, Math.min(widthOf(panels[place]), 640), placeOf(name), most));
     }
   });
 }
@@ -273,8 +273,9 @@ function drawTools() {
 }
 
 function key() {
-  const kinds = [["accepted", "draft token, accepted"], ["own", "the target's own (correction or bonus)"], ["rejected", "draft token, rejected"], ["cut", "draft token, beyond the end"]];
-  return make("ul", { class: "legend", "aria-label": "Kinds of tokens" }, kinds.map(([kind, label]) => make("li", null, make("span", { class: `token ${kind}` }, label))));
+  const kinds = [["accepted", "drafted and accepted"], ["own", "the target's own: a correction or a bonus"], ["rejected", "drafted and rejected"], ["cut", "drafted beyond the end"]];
+  return make("ul", { class: "legend", "aria-label": "Kinds of tokens" }, kinds.map(([kind, label]) => make("li", null, make("span", { class: `token ${kind}` }, "token"), label)),
+    make("li", null, make("span", { class: "round drafted" }), "a round begins; point at it for its counters and times"));
 }
 
 function drawQuestions() {
@@ -282,8 +283,7 @@ function drawQuestions() {
     (view.scope === "overall" || question.task === view.scope) && `${question.id} ${question.task} ${question.category}`.toLowerCase().includes(view.sought));
   const names = compared.length ? compared : summary.methods;
   const groups = names.map((name) => make("th", { scope: "col" }, methodMark(placeOf(name)), name, make("br"), compared.length ? "speed-up" : "tok/s"));
-  const emitted = names.map((name) => make("th", { scope: "col" }, name, make("br"), "emitted / round"));
-  const headings = make("tr", null, head("question", "text"), head("task", "text"), head("category", "text"), head("turns"), head("failed"), groups, emitted);
+  const headings = make("tr", null, head("question", "text"), head("task", "text"), head("turns"), head("failed"), groups);
   const columns = headings.children.length;
   const rows = matches.slice(0, view.shown).map(({ question, place }) => questionRow(question, place, names, columns));
   const none = make("tr", null, make("td", { class: "text none", colspan: columns }, "No question matches."));
@@ -300,10 +300,8 @@ function drawQuestions() {
 function questionRow(question, place, names, columns) {
   const opener = make("button", { type: "button", class: "opener", "aria-expanded": "false" }, question.id);
   const failed = make("td", null, question.num_failed ? make("span", { class: "grade bad" }, question.num_failed) : "0");
-  const row = make("tr", { "data-question": place }, make("th", { scope: "row", class: "text" }, opener), make("td", { class: "text" }, question.task),
-    make("td", { class: "text" }, question.category), make("td", null, question.num_turns), failed,
-    names.map((name) => figure(compared.length ? times(question.methods[name].speedup) : number(question.methods[name].tokens_per_s, 1), name, "question-speed")),
-    names.map((name) => figure(number(question.methods[name].emitted_per_round), name, "question-emitted")));
+  const row = make("tr", { "data-question": place }, make("th", { scope: "row", class: "text" }, opener), make("td", { class: "text" }, question.task === question.category ? question.task : `${question.task}, ${question.category}`), make("td", null, question.num_turns), failed,
+    names.map((name) => figure(compared.length ? times(question.methods[name].speedup) : number(question.methods[name].tokens_per_s, 1), name, "question-speed")));
   opener.addEventListener("click", () => toggle(opener, row, place, columns));
   return row;
 }
