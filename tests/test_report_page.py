@@ -211,7 +211,7 @@ def test_switching_the_task_shows_the_summarys_numbers(visit: Callable[..., Visi
             assert opened.figure(name, "speedup") == f"{total['value']:.2f}{TIMES}"
             assert opened.figure(name, "interval") == interval(total)
             assert opened.figure(name, "n") == str(total["n"]) == str(cell["num_questions"])
-            assert opened.figure(name, "tokens") == str(cell["num_tokens"])
+            assert opened.figure(name, "tokens") == f"{cell['num_tokens']:,}"
             assert opened.figure(name, "emitted") == f"{cell['mean_emitted_per_round']['rounds']:.2f}"
             assert opened.figure(name, "speed") == f"{cell['end_to_end_tokens_per_s']:.1f}"
             assert opened.figure(name, "grade") == f"exact {cell['grade']['counts']['exact']}/{cell['num_turns']}"
@@ -402,6 +402,17 @@ def test_a_keyboard_is_enough(visit: Callable[..., Visit], tiny_run: Path) -> No
     opened.tab.locator("#ladder-charts [data-tip]").first.focus()
     opened.tab.keyboard.press("End")
     assert opened.tab.locator("#tip").inner_text().startswith("measured: ")
+
+
+def test_pointing_at_a_mark_says_its_value_also_after_a_scroll(visit: Callable[..., Visit], tiny_run: Path) -> None:
+    opened = visit(tiny_run)
+    tip = opened.tab.locator("#tip")
+    ladder = json.loads((tiny_run / "summary.json").read_text())["ladders"]["clasp"]["overall"]
+    opened.tab.locator("#ladder-charts svg [data-tip^=rejection]").first.hover()  # scrolls there first
+    opened.tab.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    assert tip.inner_text().startswith(f"rejection: {ladder['ceiling']:.2f}{TIMES} ")
+    opened.tab.locator("h1").hover()
+    assert tip.is_hidden()
 
 
 CONTRAST = """

@@ -158,7 +158,7 @@ function drawSummary() {
     speedCell.append(isReference ? make("span", { class: "interval" }, "1×") : make("b", null, times(found ? found.value : null)));
     return make("tr", null, methodCell(name), speedCell,
       figure(isReference ? "–" : intervalText(found), name, "interval"),
-      figure(cell.num_questions, name, "n"), gradeCell, figure(cell.num_turns, name, "turns"), failedCell, figure(cell.num_tokens, name, "tokens"),
+      figure(cell.num_questions, name, "n"), gradeCell, figure(cell.num_turns, name, "turns"), failedCell, figure(cell.num_tokens.toLocaleString("en"), name, "tokens"),
       figure(number(cell.mean_emitted_per_round.rounds), name, "emitted"), figure(number(cell.mean_accepted_per_round.rounds), name, "accepted"),
       figure(number(cell.acceptance_rate.rounds, 3), name, "acceptance"), figure(seconds(cell.time_to_first_token_s), name, "ttft"),
       figure(number(cell.decode_tokens_per_s, 1), name, "decode"), figure(number(cell.end_to_end_tokens_per_s, 1), name, "speed"));
@@ -352,26 +352,39 @@ function answerText(answer) {
 
 /* ---- what is said of a mark that is pointed at */
 
-function showTip(event) {
-  const mark = event.target.closest && event.target.closest("[data-tip]");
+const pointed = { mark: null, x: null };
+
+function point(event) {
+  pointed.mark = (event.target.closest && event.target.closest("[data-tip]")) || null;
+  pointed.x = event.type === "pointerover" ? event.clientX : null;
+  placeTip();
+}
+
+function placeTip() {
+  const { mark } = pointed;
   const tip = $("tip");
-  tip.hidden = !mark;
-  if (!mark) return;
+  tip.hidden = !mark || !mark.isConnected;
+  if (tip.hidden) return;
   tip.textContent = mark.dataset.tip;
   const boxes = mark.getClientRects();
   const box = boxes.length ? boxes[0] : mark.getBoundingClientRect();
-  const x = event.type === "pointerover" ? event.clientX : box.left + Math.min(box.width, 200) / 2;
+  const x = pointed.x ?? box.left + Math.min(box.width, 200) / 2;
   const above = box.top - tip.offsetHeight - 8;
   tip.style.left = `${Math.max(8, Math.min(x - tip.offsetWidth / 2, document.documentElement.clientWidth - tip.offsetWidth - 8))}px`;
   tip.style.top = `${above > 60 ? above : box.bottom + 8}px`;
 }
 
+function hideTip() {
+  pointed.mark = null;
+  placeTip();
+}
+
 function watch() {
-  document.addEventListener("pointerover", showTip);
-  document.addEventListener("focusin", showTip);
-  document.addEventListener("focusout", () => { $("tip").hidden = true; });
-  document.addEventListener("keydown", (event) => { if (event.key === "Escape") $("tip").hidden = true; });
-  document.addEventListener("scroll", () => { $("tip").hidden = true; }, { passive: true, capture: true });
+  document.addEventListener("pointerover", point);
+  document.addEventListener("focusin", point);
+  document.addEventListener("focusout", hideTip);
+  document.addEventListener("keydown", (event) => { if (event.key === "Escape") hideTip(); });
+  document.addEventListener("scroll", placeTip, { passive: true, capture: true });
   let width = document.documentElement.clientWidth;
   new ResizeObserver(() => {
     if (document.documentElement.clientWidth === width) return;
