@@ -263,7 +263,7 @@ def _flat(node: Any, name: str) -> Iterable[tuple[str, str]]:
     """Leaves with their dotted names; lists of plain values are one leaf."""
     if isinstance(node, Mapping) and node:
         for key, child in node.items():
-            yield from _flat(child, f"{name}.{key}" if name else str(key))
+            yield from _flat(child, ".".join(part for part in (name, str(key)) if part))
     elif isinstance(node, list) and node:
         yield name, ", ".join(map(str, node))
     else:

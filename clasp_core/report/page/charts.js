@@ -127,7 +127,7 @@ function waterfall(ladder) {
       from: before,
       to: ladder[name],
       factor,
-      tip: `${label}: ${times(before)} → ${times(ladder[name])} (factor ${number(factor, 3)})\n${why}`,
+      tip: `${label}: ${times(before)} → ${times(ladder[name])} (factor ${number(factor, 3)})\n${ladder[name] > before ? "a gain here, where a loss is usual: noise, or a cheaper step" : why}`,
     });
   }
   bars.push({ name: "measured", whole: true, from: 0, to: ladder.measured, tip: `measured: ${times(ladder.measured)}, ${percent(ladder.efficiency)} of the oracle's` });
