@@ -20,7 +20,7 @@ from clasp_core.report.runs import Run, load
 from clasp_core.store import read_texts, replace_file
 
 FILE_NAME = "report.html"
-SCRIPTS = ("text.js", "charts.js", "page.js")
+SCRIPTS = ("text.js", "charts.js", "questions.js", "page.js")
 
 
 def add_to(commands: Any) -> None:

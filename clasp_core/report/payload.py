@@ -1,6 +1,6 @@
 """From rows to what the report page shows: one record for the page, and one per question, read when it is opened.
 
-Figures come from `summarise` and `metrics`; what is made here is their layout, and the rounds in a compact form.
+Figures come from the summary and `metrics`; what is made here is their layout, and the rounds in a compact form.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from clasp_core import metrics
 from clasp_core.positions import acceptance_by_position
 from clasp_core.records import Manifest, RoundTrace, TurnRecord
 from clasp_core.report.runs import Run
-from clasp_core.report.summary import OVERALL, summarise
+from clasp_core.report.summary import OVERALL
 from clasp_core.skip import LayerSkip
 
 Record: TypeAlias = dict[str, Any]
@@ -23,18 +23,10 @@ QuestionKey: TypeAlias = tuple[str, int]
 def page_record(run: Run, texts: Mapping[str, Any] | None) -> Record:
     """All of the page but the questions' answers, as JSON-able data."""
     methods = _named(run)
-    summary = summarise(
-        run.rows,
-        run.reference,
-        run.manifest.methods,
-        run.greedy,
-        {name: run.c_bytes(name) for name in methods},
-        run.manifest.offline_search_s,
-    )
     scopes = {**{task: [row for row in run.rows if row.task == task] for task in run.tasks}, OVERALL: list(run.rows)}
     return {
         "run": _identity(run.manifest),
-        "summary": summary,
+        "summary": run.summary(),
         "positions": {name: {scope: _positions(rows, name) for scope, rows in scopes.items()} for name in methods},
         "skips": {name: {scope: _skip_map(rows, name) for scope, rows in scopes.items()} for name in methods},
         "questions": [_question_line(run, key, rows) for key, rows in by_question(run.rows).items()],

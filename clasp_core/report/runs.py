@@ -7,11 +7,13 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from clasp_core import metrics
 from clasp_core.errors import UserError
 from clasp_core.provenance import machine_slug
 from clasp_core.records import Manifest, TurnRecord
+from clasp_core.report.summary import summarise
 from clasp_core.store import MANIFEST, read_run
 
 
@@ -27,6 +29,11 @@ class Run:
     def model(self) -> str:
         """The model's name in the configuration."""
         return str(self.manifest.model.get("name", "?"))
+
+    @property
+    def short_id(self) -> str:
+        """The end of the run's name, which tells runs of one table apart."""
+        return self.manifest.run_id.rpartition("-")[2]
 
     @property
     def machine(self) -> str:
@@ -65,10 +72,34 @@ class Run:
         """The rows of one method."""
         return [row for row in self.rows if row.method == method]
 
+    def used(self, method: str | None) -> list[TurnRecord]:
+        """The method's finished rows, on the turns that every method with an answer finished, as in the summary."""
+        answered = {row.method for row in metrics.finished(self.rows)}
+        common = metrics.common_turns(self.rows, answered)
+        return [row for row in metrics.finished(self.of(method)) if row.pair in common]
+
     def c_bytes(self, method: str) -> float | None:
         """Bytes of a draft step over bytes of a target token; unknown where the manifest does not say."""
         read_bytes = self.manifest.model.get("read_bytes")
         return metrics.c_bytes(self.of(method), read_bytes) if read_bytes else None
+
+    @property
+    def question_files(self) -> list[str]:
+        """The names of the question files, such as `spec_bench` or `sample`; both have the same subtasks."""
+        return [name for name in self.manifest.config.get("task", {}) if name != "subtasks"]
+
+    @property
+    def token_bytes(self) -> int | None:
+        """Bytes of weights that one target token reads."""
+        read_bytes = self.manifest.model.get("read_bytes")
+        return sum(read_bytes["attn"]) + sum(read_bytes["mlp"]) + read_bytes["head"] if read_bytes else None
+
+    def summary(self) -> dict[str, Any]:
+        """The summary of the rows, computed anew (seconds for a long run), as `summary.json` holds it."""
+        names = self.manifest.methods
+        reads = {name: self.c_bytes(name) for name in names}
+        offline_s = self.manifest.offline_search_s
+        return summarise(self.rows, self.reference, names, self.greedy, reads, offline_s)
 
 
 def run_folders(path: str | Path) -> list[Path]:
@@ -82,11 +113,11 @@ def run_folders(path: str | Path) -> list[Path]:
     return sorted({found.parent for found in path.rglob(MANIFEST)}, key=lambda folder: (folder.name, str(folder)))
 
 
-def load(paths: Iterable[str | Path]) -> list[Run]:
+def load(paths: Iterable[str | Path], at_least: int = 1) -> list[Run]:
     """The runs at or below the paths, each once, in order of time within a path.
 
     A run found below a path that cannot be read is skipped with a line on standard error; one that is named
-    itself is an error. Raises UserError if nothing readable is there.
+    itself is an error. Raises UserError if fewer than `at_least` are readable.
     """
     folders: dict[Path, bool] = {}
     named = [Path(path) for path in paths]
@@ -95,9 +126,11 @@ def load(paths: Iterable[str | Path]) -> list[Run]:
             resolved = folder.resolve()
             folders[resolved] = folders.get(resolved, False) or resolved == path.resolve()
     runs = [run for folder, is_named in folders.items() if (run := _read(folder, is_named)) is not None]
-    if not runs:
+    if len(runs) < at_least:
         where = ", ".join(map(str, named))
-        raise UserError(f"no readable run under {where}; a run folder holds a {MANIFEST}, see results_dir")
+        raise UserError(
+            f"{len(runs)} readable runs under {where}, {at_least} are needed; a run folder holds a {MANIFEST}"
+        )
     return runs
 
 
@@ -107,10 +140,10 @@ def add_paths(command: argparse.ArgumentParser) -> None:
     command.add_argument("--results", metavar="DIR", help="a folder with runs; `results` where nothing is named")
 
 
-def chosen(arguments: argparse.Namespace) -> list[Run]:
-    """The runs that a command's arguments name."""
+def chosen(arguments: argparse.Namespace, at_least: int = 1) -> list[Run]:
+    """The runs that a command's arguments name; UserError for fewer than `at_least`."""
     named: Sequence[str] = [*arguments.runs, *([arguments.results] if arguments.results else [])]
-    return load(named or ["results"])
+    return load(named or ["results"], at_least)
 
 
 def _read(folder: Path, is_named: bool) -> Run | None:
