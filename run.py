@@ -41,6 +41,7 @@ from clasp_core.runner import Method, Plan, Runner
 from clasp_core.sampling import Sampling
 from clasp_core.store import RunStore, new_run_id, read_run
 from clasp_core.target import Engine
+from clasp_core.texts import texts
 from clasp_core.tracking import Tracker
 
 REPOSITORY = Path(__file__).resolve().parent
@@ -85,6 +86,7 @@ class Schema:
     warm_up_tokens: int = MISSING
     results_dir: str = MISSING
     resume: str | None = MISSING
+    store_text: bool = MISSING
 
 
 class Shelf:
@@ -175,8 +177,11 @@ def measure(
             status = "interrupted"
             raise UserError(f"interrupted; go on with the same command and resume={shown(store.folder)}") from None
         finally:
-            num_failed = sum(row.error is not None for row in read_run(store.folder)[1])
+            rows = read_run(store.folder)[1]
+            num_failed = sum(row.error is not None for row in rows)
             store.write_manifest(replace(manifest, status=status, end=now(), num_failed=num_failed))
+            if config["store_text"]:
+                store.write_texts(texts(rows, plan.questions, model.tokenizer))
         report(store, plan.reference, list(plan.methods), plan.generation.sampling.greedy)
     print(shown(store.folder))
     if num_failed:
@@ -329,7 +334,7 @@ def warnings_about(conditions: Mapping[str, Any]) -> list[str]:
 
 
 def not_in_hash(config: Mapping[str, Any]) -> list[str]:
-    """Dotted keys that change no row: where things lie, what is resumed, and who is told."""
+    """Dotted keys that change no row: where things lie, what is resumed, what is kept beside, and who is told."""
 
     def places(node: Mapping[str, Any], above: str) -> list[str]:
         below = [
@@ -340,7 +345,7 @@ def not_in_hash(config: Mapping[str, Any]) -> list[str]:
         ]
         return below + [f"{above}{name}" for name in node if name in PLACES]
 
-    return ["resume", "results_dir", "search", "tracker", *places(config, "")]
+    return ["resume", "results_dir", "search", "store_text", "tracker", *places(config, "")]
 
 
 def now() -> str:

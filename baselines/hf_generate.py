@@ -87,4 +87,6 @@ class _Ticks:
             verify_s=seconds,
             select_s=[0.0] * num,
             skip=[None] * num,
+            drafted_ids=[[]] * num,
+            accepted_path=[None] * num,
         )

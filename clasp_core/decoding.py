@@ -156,7 +156,7 @@ def _round(turn: Turn, drafter: Drafter, output: list[int], num_prompt: int, lap
     block = [*(draft.tokens[row - 1] for row in verified.path[1:]), verified.next_token]
     emitted = _cut(block, output, turn.generation)
     output += emitted
-    laps.count(draft, min(verified.num_accepted, len(emitted)), len(emitted))
+    laps.count(verified, min(verified.num_accepted, len(emitted)), len(emitted))
     if not _finished(output, turn.generation):
         laps.begin()
         laps.end("select", drafter.observe(verified))
@@ -194,6 +194,7 @@ class _Laps:
     def __init__(self, clock: Clock):
         self._clock = clock
         self._trace = RoundTrace()
+        self._drafts: list[tuple[tuple[int, ...], tuple[int, ...] | None]] = []
         self._marks: list[tuple[str, int, Mark, Mark]] = []
         self._round = 0
         self._since: Mark = clock.mark()
@@ -217,8 +218,10 @@ class _Laps:
             self._trace.num_searches += [0] * (self._round + 1 - len(self._trace.num_searches))
             self._trace.num_searches[self._round] += num_searches
 
-    def count(self, draft: Draft, num_accepted: int, num_emitted: int) -> None:
-        """The counters of the round that has just been verified."""
+    def count(self, verified: Verified, num_accepted: int, num_emitted: int) -> None:
+        """The counters of the round that has just been verified; tuples are kept as they are until `trace`."""
+        draft = verified.draft
+        self._drafts.append((draft.tokens, None if draft.parents is None else verified.path))
         self._trace.num_drafted.append(len(draft.tokens))
         self._trace.num_draft_steps.append(draft.num_steps)
         self._trace.num_accepted.append(num_accepted)
@@ -232,4 +235,9 @@ class _Laps:
             seconds[phase][index] += begin.seconds_until(end)
         self._trace.draft_s, self._trace.verify_s = seconds["draft"], seconds["verify"]
         self._trace.select_s = seconds["select"]
+        self._trace.drafted_ids = [list(tokens) for tokens, _ in self._drafts]
+        self._trace.accepted_path = [
+            None if path is None else [row - 1 for row in path[1 : 1 + num_accepted]]
+            for (_, path), num_accepted in zip(self._drafts, self._trace.num_accepted, strict=True)
+        ]
         return self._trace

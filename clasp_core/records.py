@@ -28,6 +28,10 @@ class RoundTrace:
     passes of the drafter, which differs from `num_drafted` for trees and for copies. `num_searches` counts
     searches for a skip set (a dynamic programme, a trial); their time is `select_s`, and the search that
     follows the prefill belongs to the first round. `skip` is the skip set in use, as `LayerSkip.code`.
+
+    `drafted_ids` are the proposed tokens, kept or not; `accepted_path` the places among them of the kept ones, null
+    where these are simply the first `num_accepted` (a chain). Both are empty in rows that were written before they
+    were kept, and no figure depends on them.
     """
 
     num_drafted: list[int] = field(default_factory=list)
@@ -39,6 +43,8 @@ class RoundTrace:
     verify_s: list[float] = field(default_factory=list)
     select_s: list[float] = field(default_factory=list)
     skip: list[str | None] = field(default_factory=list)
+    drafted_ids: list[list[int]] = field(default_factory=list)
+    accepted_path: list[list[int] | None] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.num_emitted)

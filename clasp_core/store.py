@@ -1,7 +1,8 @@
 """The run folder `<results>/<machine>/<model>/<run_id>/`: append-only manifest and rows, and a summary.
 
 `manifest.jsonl` gains a line at each change of status, and its last line counts. `rows.jsonl` gains the rows of a
-turn at once. A line counts when its newline is there, so a kill loses at most the turn in flight.
+turn at once. A line counts when its newline is there, so a kill loses at most the turn in flight. `texts.json`, which
+no figure needs, holds the text behind the ids.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from clasp_core.errors import UserError
 from clasp_core.provenance import differing, slug, value_at
 from clasp_core.records import SCHEMA, Manifest, TurnRecord
 
-MANIFEST, ROWS, SUMMARY = "manifest.jsonl", "rows.jsonl", "summary.json"
+MANIFEST, ROWS, SUMMARY, TEXTS = "manifest.jsonl", "rows.jsonl", "summary.json", "texts.json"
 
 Key = tuple[str, str, int, int, int]
 
@@ -112,7 +113,11 @@ class RunStore:
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write or replace `summary.json` atomically; raises ValueError for NaN and infinity, before writing."""
         text = json.dumps(summary, indent=2, allow_nan=False) + "\n"
-        _replace(self.folder / SUMMARY, text.encode())
+        replace_file(self.folder / SUMMARY, text.encode())
+
+    def write_texts(self, texts: Mapping[str, Any]) -> None:
+        """Write or replace `texts.json` atomically; see `texts.texts` for what it holds."""
+        replace_file(self.folder / TEXTS, _line(texts))
 
     def close(self) -> None:
         """Give up the lock; closing twice is fine."""
@@ -162,6 +167,12 @@ def read_run(folder: str | Path) -> tuple[Manifest, list[TurnRecord]]:
     if torn:
         manifest.notes.append(_torn_note(ROWS, torn))
     return manifest, rows
+
+
+def read_texts(folder: str | Path) -> dict[str, Any] | None:
+    """What `write_texts` stored, or None where a run has no such file; raises UserError for a damaged one."""
+    path = Path(folder).resolve() / TEXTS
+    return _object(path, 1, path.read_bytes()) if path.exists() else None
 
 
 def read_runs(folders: Iterable[str | Path]) -> list[tuple[Manifest, list[TurnRecord]]]:
@@ -296,7 +307,8 @@ def _append(descriptor: int, path: Path, data: bytes) -> None:
         raise
 
 
-def _replace(path: Path, content: bytes) -> None:
+def replace_file(path: Path, content: bytes) -> None:
+    """Put a file in place whole or not at all; a failure leaves what was there before."""
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "wb") as file:

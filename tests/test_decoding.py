@@ -217,6 +217,19 @@ def check_counts(got: Answer, budget: int, stop_ids: Sequence[int] = ()) -> None
         assert 1 <= emitted <= drafted + 1
     inner = list(zip(rounds.num_accepted, rounds.num_emitted, strict=True))[:-1]
     assert all(emitted == accepted + 1 for accepted, emitted in inner)
+    check_drafted(got)
+
+
+def check_drafted(got: Answer) -> None:
+    """The kept ones of the drafted ids are what the answer holds there."""
+    rounds, at = got.rounds, 1
+    assert [len(drafted) for drafted in rounds.drafted_ids] == rounds.num_drafted
+    for drafted, path, accepted, emitted in zip(
+        rounds.drafted_ids, rounds.accepted_path, rounds.num_accepted, rounds.num_emitted, strict=True
+    ):
+        places = list(range(accepted)) if path is None else path
+        assert [drafted[place] for place in places] == got.output_ids[at : at + accepted]
+        at += emitted
 
 
 DTYPES = [torch.float32, torch.float64]

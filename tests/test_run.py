@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 import run as entry
-from clasp_core.store import read_run
+from clasp_core.store import TEXTS, read_run, read_texts
 
 ROOT = Path(__file__).resolve().parents[1]
 SMALL = ("debug=smoke", "task.subtasks=[qa]", "generation.max_new_tokens=8")
@@ -169,6 +169,7 @@ def test_a_stopped_run_resumes_to_the_rows_of_an_uninterrupted_one(command, tmp_
     if how == signal.SIGINT:
         assert f"resume={os.path.relpath(stopped, tmp_path)}" in errors
         assert read_run(stopped)[0].status == "interrupted"
+        assert {str(i) for row in read_run(stopped)[1] for i in row.output_ids} <= set(read_texts(stopped)["pieces"])
         assert "Traceback" not in errors
     words = ("debug=smoke", "limit=4", "generation.max_new_tokens=32")
     message, _ = command(*words, f"resume={stopped}")
@@ -177,6 +178,8 @@ def test_a_stopped_run_resumes_to_the_rows_of_an_uninterrupted_one(command, tmp_
     assert message is None
     resumed, whole = stopped, next(folder for folder in folders(tmp_path) if folder != stopped)
     assert answers(resumed) == answers(whole)
+    assert read_texts(resumed) == read_texts(whole)
+    assert read_texts(whole)
     assert (resumed / "rows.jsonl").read_bytes().count(b"\n") == 56
     assert read_run(resumed)[0].status == "ok"
 
@@ -207,6 +210,20 @@ def test_failed_turns_make_the_run_fail_loudly(command, tmp_path, monkeypatch):
     assert "1 turn(s) failed" in message
     assert "planted" in out.out
     assert read_run(folders(tmp_path)[0])[0].status == "failed"
+
+
+def test_text_is_kept_beside_the_rows_unless_told_otherwise_and_a_resume_may_change_that(command, tmp_path):
+    command(*SMALL, "store_text=false")
+    folder = folders(tmp_path)[0]
+    rows = (folder / "rows.jsonl").read_bytes()
+    assert not (folder / TEXTS).exists()
+    assert command(*SMALL, f"resume={folder}")[0] is None
+    found = read_texts(folder)
+    assert (folder / "rows.jsonl").read_bytes() == rows
+    row = read_run(folder)[1][1]
+    assert {str(i) for i in row.output_ids} <= set(found["pieces"])
+    assert {str(i) for drafted in row.rounds.drafted_ids for i in drafted} <= set(found["pieces"])
+    assert found["questions"]["qa"][str(row.question_id)][0]
 
 
 def test_paths_are_taken_from_the_launch_folder_and_defaults_from_the_repository(command, tmp_path):
