@@ -1,7 +1,8 @@
 """The run folder `<results>/<machine>/<model>/<run_id>/`: append-only manifest and rows, and a summary.
 
 `manifest.jsonl` gains a line at each change of status, and its last line counts. `rows.jsonl` gains the rows of a
-turn at once. A line counts when its newline is there, so a kill loses at most the turn in flight.
+turn at once. A line counts when its newline is there, so a kill loses at most the turn in flight. A run that looks
+at something else than turns has an `analysis.jsonl` beside empty rows.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from clasp_core.errors import UserError
 from clasp_core.provenance import differing, slug, value_at
 from clasp_core.records import SCHEMA, Manifest, TurnRecord
 
-MANIFEST, ROWS, SUMMARY = "manifest.jsonl", "rows.jsonl", "summary.json"
+MANIFEST, ROWS, SUMMARY, ANALYSIS = "manifest.jsonl", "rows.jsonl", "summary.json", "analysis.jsonl"
 
 Key = tuple[str, str, int, int, int]
 
@@ -114,6 +115,14 @@ class RunStore:
         text = json.dumps(summary, indent=2, allow_nan=False) + "\n"
         _replace(self.folder / SUMMARY, text.encode())
 
+    def append_analysis(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Write rows of an analysis, each with a `kind`; on the disk when this returns. ValueError for NaN."""
+        descriptor = _open_for_append(self.folder / ANALYSIS)
+        try:
+            _append(descriptor, self.folder / ANALYSIS, b"".join(_line(row) for row in rows))
+        finally:
+            os.close(descriptor)
+
     def close(self) -> None:
         """Give up the lock; closing twice is fine."""
         if self._rows >= 0:
@@ -162,6 +171,14 @@ def read_run(folder: str | Path) -> tuple[Manifest, list[TurnRecord]]:
     if torn:
         manifest.notes.append(_torn_note(ROWS, torn))
     return manifest, rows
+
+
+def read_analysis(folder: str | Path) -> list[dict[str, Any]]:
+    """The rows of a run's analysis, none where there is none; a torn last line is left out."""
+    path = Path(folder).resolve() / ANALYSIS
+    if not path.exists():
+        return []
+    return [_object(path, number, line) for number, line in enumerate(_complete_lines(path)[0], start=1)]
 
 
 def read_runs(folders: Iterable[str | Path]) -> list[tuple[Manifest, list[TurnRecord]]]:

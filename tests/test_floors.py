@@ -22,7 +22,7 @@ CORE = {
     2: ("target", "families", "placement", "hub", "checkpoint", "loading", "deep", "prompting", "tiny"),
     3: ("verify", "decoding", "drafting", "divergence"),
     4: ("clasp",),
-    5: ("runner", "progress"),
+    5: ("runner", "progress", "analysis"),
 }
 """Modules of clasp_core by floor; `baselines` stands on floor 4. A new module needs a place here."""
 ASIDE = ("report", "tracking")
