@@ -236,7 +236,7 @@ class SelectionQuality:
         return both[torch.tensor(chosen, device=both.device)], [grown[i] for i in chosen]
 
     def _through(self, text: Text, layer: int, rows: Tensor, position: int) -> Tensor:
-        parts = rows.split(self.batch)
+        parts = torch.split(rows, self.batch)
         spans = (Span.siblings(position, len(part)) for part in parts)
         return torch.cat(
             [text.target.layer(layer, part, span, text.cache) for part, span in zip(parts, spans, strict=True)]

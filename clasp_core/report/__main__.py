@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from types import ModuleType
 
 from clasp_core.errors import UserError
+from clasp_core.report import figures
 
-COMMANDS: tuple[ModuleType, ...] = ()
+COMMANDS: tuple[ModuleType, ...] = (figures,)
 """Modules with `add_to(commands)`: one argparse sub-command each, whose `call` takes the parsed arguments."""
 
 
