@@ -181,7 +181,7 @@ def analyse(config: dict[str, Any], shelf: Shelf) -> Path:
 def measure(plan: Plan, model: LoadedModel, prompter: Prompter, manifest: Manifest, config: Mapping[str, Any]) -> Path:
     """Check and warm up, then run into the store; whatever happens, the manifest's last line says how it ended."""
     clock = device.DeviceClock(model.target.devices, model.target.device)
-    runner = Runner(model.target, prompter, plan, clock)
+    runner = Runner(model.target, prompter, plan, clock, device.energy_meter(model.target.devices))
     runner.check()
     manifest = replace(manifest, offline_search_s=offline_search_s(plan.methods))
     store, manifest, rows = open_store(manifest, config)

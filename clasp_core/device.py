@@ -1,4 +1,4 @@
-"""The clock, synchronisation, peak memory and threads. The only place, with attention, that knows CUDA."""
+"""The clock, synchronisation, peak memory, energy and threads. The only place, with attention, that knows CUDA."""
 
 from __future__ import annotations
 
@@ -78,12 +78,62 @@ def reset_peak_memory(devices: Sequence[torch.device]) -> None:
             torch.cuda.reset_peak_memory_stats(device)
 
 
-def peak_memory_bytes(devices: Sequence[torch.device]) -> int | None:
-    """Peak bytes allocated over all GPUs since the last reset; unknown on a CPU, where only the process has a peak."""
+def peak_memory_bytes(devices: Sequence[torch.device]) -> dict[str, int] | None:
+    """Peak bytes allocated on each GPU since the last reset, by name such as `cuda:0`.
+
+    Unknown on a CPU, where only the whole process has a peak.
+    """
+    gpus = [device for device in devices if device.type == "cuda"]
+    return {str(gpu): int(torch.cuda.max_memory_allocated(gpu)) for gpu in gpus} or None
+
+
+class Nvml(Protocol):
+    """What is used of NVML, NVIDIA's management library (`pynvml`)."""
+
+    def nvmlInit(self) -> None:
+        """Connect to the driver."""
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> Any:
+        """A GPU by the name that is its own on any machine and under any CUDA_VISIBLE_DEVICES."""
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle: Any) -> int:
+        """Millijoules since the driver was loaded."""
+
+
+class EnergyMeter:
+    """Total energy counters of some GPUs. They tick every few tens of milliseconds: short turns are coarse."""
+
+    def __init__(self, nvml: Nvml, handles: Sequence[Any]):
+        self._nvml = nvml
+        self._handles = handles
+
+    def joules(self) -> float | None:
+        """Joules that the GPUs have drawn up to now, to be read as a difference; unknown where one cannot say."""
+        try:
+            return sum(self._nvml.nvmlDeviceGetTotalEnergyConsumption(handle) for handle in self._handles) / 1000
+        except Exception:  # a counter that fails must not cost a turn; NVML's errors are a class of the lazy import
+            return None
+
+
+def energy_meter(devices: Sequence[torch.device], nvml: Nvml | None = None) -> EnergyMeter | None:
+    """A meter over the GPUs among `devices`; None without a GPU, without NVML, or where a GPU has no counter.
+
+    `nvml` None imports `pynvml` here and not before, since only machines with a GPU can use it.
+    """
     gpus = [device for device in devices if device.type == "cuda"]
     if not gpus:
         return None
-    return sum(int(torch.cuda.max_memory_allocated(gpu)) for gpu in gpus)
+    try:
+        if nvml is None:
+            import pynvml
+
+            nvml = pynvml
+        nvml.nvmlInit()
+        uuids = [f"GPU-{torch.cuda.get_device_properties(gpu).uuid}" for gpu in gpus]
+        meter = EnergyMeter(nvml, [nvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in uuids])
+    except Exception:  # no package, no driver, a sliced GPU: energy is unknown, and the run goes on
+        return None
+    return meter if meter.joules() is not None else None
 
 
 def set_threads(num_threads: int | None) -> int:

@@ -49,7 +49,9 @@ class TurnRecord:
     """One method's answer to one turn. Null means unknown or not applicable, never zero.
 
     A failed turn carries `error` and no numbers. `decode_s` is everything after the first token, searches
-    included; `select_s` is the part of it spent on searches.
+    included; `select_s` is the part of it spent on searches. `peak_memory_bytes` is the sum of the devices' peaks;
+    rows from before `peak_memory_bytes_by_device` have the sum only. `energy_j` is what the model's GPUs drew over
+    the whole turn.
     """
 
     run_id: str
@@ -74,6 +76,8 @@ class TurnRecord:
     divergence_gap: float | None = None
     divergence_bound: float | None = None
     peak_memory_bytes: int | None = None
+    peak_memory_bytes_by_device: dict[str, int] | None = None
+    energy_j: float | None = None
     position_in_turn: int | None = None
     error: str | None = None
     schema: int = SCHEMA

@@ -11,7 +11,7 @@ from typing import Literal, Protocol, runtime_checkable
 import torch
 
 from clasp_core.decoding import Answer, Drafter, Generation, decode
-from clasp_core.device import Clock, peak_memory_bytes, reset_peak_memory
+from clasp_core.device import Clock, EnergyMeter, peak_memory_bytes, reset_peak_memory
 from clasp_core.divergence import divergence
 from clasp_core.errors import UserError
 from clasp_core.prompting import Prompter
@@ -113,11 +113,14 @@ class Slot:
 class Runner:
     """Runs a plan on a target: `check`, `warm_up`, then `run` into a store."""
 
-    def __init__(self, target: TargetModel, prompter: Prompter, plan: Plan, clock: Clock):
+    def __init__(
+        self, target: TargetModel, prompter: Prompter, plan: Plan, clock: Clock, energy: EnergyMeter | None = None
+    ):
         self._target = target
         self._prompter = prompter
         self._plan = plan
         self._clock = clock
+        self._energy = energy
         self._answers: dict[tuple[str, str, int, int, int], list[int]] = {}
 
     def slots(self) -> Iterator[list[Slot]]:
@@ -223,11 +226,18 @@ class Runner:
             prompt = self._prompt(slot, name)
             randomness = self._randomness(slot.question.question_id, slot.turn, slot.repeat)
             reset_peak_memory(self._target.devices)
+            before_j = self._joules()
             answer = self._answer(self._plan.methods[name], prompt, self._plan.generation, randomness)
+            after_j = self._joules()
         except Exception as error:
             row.error = f"{type(error).__name__}: {error}"
             return row
+        row.energy_j = after_j - before_j if before_j is not None and after_j is not None else None
         return _filled(row, prompt, answer, peak_memory_bytes(self._target.devices))
+
+    def _joules(self) -> float | None:
+        """The energy counter, read outside the clocked region; unknown without a meter."""
+        return self._energy.joules() if self._energy is not None else None
 
     def _answer(self, method: Method, prompt: Sequence[int], generation: Generation, randomness: Randomness) -> Answer:
         if isinstance(method, Answerer):
@@ -290,7 +300,7 @@ class Runner:
         return list(dict.fromkeys(q.task for q in self._plan.questions)).index(question.task)
 
 
-def _filled(row: TurnRecord, prompt: Sequence[int], answer: Answer, peak_memory: int | None) -> TurnRecord:
+def _filled(row: TurnRecord, prompt: Sequence[int], answer: Answer, peaks: dict[str, int] | None) -> TurnRecord:
     """The row with the turn's numbers; tokens are counted here, from ids, for every method alike."""
     row.prompt_sha256 = hashlib.sha256(" ".join(map(str, prompt)).encode()).hexdigest()
     row.num_prompt_tokens = len(prompt)
@@ -301,5 +311,6 @@ def _filled(row: TurnRecord, prompt: Sequence[int], answer: Answer, peak_memory:
     row.decode_s = answer.decode_s
     row.select_s = sum(answer.rounds.select_s)
     row.rounds = answer.rounds
-    row.peak_memory_bytes = peak_memory
+    row.peak_memory_bytes = sum(peaks.values()) if peaks is not None else None
+    row.peak_memory_bytes_by_device = peaks
     return row

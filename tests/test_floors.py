@@ -17,7 +17,7 @@ import torch
 
 ROOT = Path(__file__).resolve().parents[1]
 CORE = {
-    0: ("errors", "records", "metrics", "store", "provenance", "tasks", "fetch", "skip"),
+    0: ("errors", "records", "metrics", "positions", "costs", "store", "provenance", "tasks", "fetch", "skip"),
     1: ("sampling", "kv_cache", "device", "attention"),
     2: ("target", "families", "placement", "hub", "checkpoint", "loading", "deep", "prompting", "tiny"),
     3: ("verify", "decoding", "drafting", "divergence"),

@@ -216,3 +216,29 @@ def test_a_divergence_is_noted_with_its_gap(model):
 
     rows = [row for row in run(model, {"wrong": Wrong()}).rows if row.method == "wrong"]
     assert all(row.first_divergence == 3 and row.divergence_gap > row.divergence_bound > 0 for row in rows)
+
+
+class Ticking:
+    """A meter whose counter rises by 3 J at each reading."""
+
+    def __init__(self):
+        self.read = 0.0
+
+    def joules(self):
+        self.read += 3.0
+        return self.read
+
+
+def test_rows_hold_the_energy_between_two_readings_around_the_turn(model):
+    plan = plan_of(model, {"broken": Failing()})
+    clock = DeviceClock(model.target.devices, model.target.device)
+    memory, meter = Memory(), Ticking()
+    Runner(model.target, Prompter(model.tokenizer, "chat"), plan, clock, meter).run(memory, memory)
+    failed = [row for row in memory.rows if row.error]
+    assert failed
+    assert all(row.energy_j is None for row in failed)
+    assert all(row.energy_j == 3.0 for row in memory.rows if not row.error)
+
+
+def test_rows_without_a_meter_have_no_energy_and_no_peak(model):
+    assert {(row.energy_j, row.peak_memory_bytes) for row in run(model, {}).rows} == {(None, None)}

@@ -47,7 +47,8 @@ def kinds(summary):
 def test_a_cell_holds_every_figure_of_its_method_and_task():
     cell = summary_of(pool())["cells"]["fast"]["qa"]
     assert (cell["num_questions"], cell["num_failed"], cell["num_missing"], cell["num_tokens"]) == (3, 0, 0, 39)
-    assert cell["mean_emitted_per_round"] == {"rounds": 3.0, "questions": 3.0}
+    assert cell["mean_emitted_per_round"] == {"rounds": 3.0, "questions": 3.0, "tasks": 3.0}
+    assert (cell["energy_per_token_j"], cell["peak_memory_bytes"]) == (None, None)
     assert cell["mean_accepted_per_round"]["rounds"] == 2.0
     assert cell["acceptance_rate"]["questions"] == 0.5
     # of 12 s: draft 4, verify 5, search 1, so the host has 2

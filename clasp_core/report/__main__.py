@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from types import ModuleType
 
 from clasp_core.errors import UserError
-from clasp_core.report import figures
+from clasp_core.report import check, compare, figures, ladders, losslessness, table1
 
-COMMANDS: tuple[ModuleType, ...] = (figures,)
+COMMANDS: tuple[ModuleType, ...] = (table1, check, ladders, losslessness, compare, figures)
 """Modules with `add_to(commands)`: one argparse sub-command each, whose `call` takes the parsed arguments."""
 
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from clasp_core import metrics
+from clasp_core import costs, metrics
 from clasp_core.errors import UserError
 from clasp_core.metrics import Interval, Pair, TurnKey
 from clasp_core.records import TurnRecord
@@ -122,6 +122,8 @@ def _cell(run: _Run, name: str, scope: str) -> Cell:
         "num_repetitive": sum(metrics.tokens_repeated(row.output_ids or ()) for row in used),
         **_counting(used),
         "shares": asdict(metrics.shares(used)),
+        "energy_per_token_j": costs.energy_per_token_j(used),
+        "peak_memory_bytes": costs.peak_memory_bytes(used),
         "time_to_first_token_s": metrics.time_to_first_token(used),
         "decode_tokens_per_s": metrics.decode_tokens_per_s(used),
         "end_to_end_tokens_per_s": metrics.end_to_end_tokens_per_s(used),
@@ -130,7 +132,7 @@ def _cell(run: _Run, name: str, scope: str) -> Cell:
 
 
 def _counting(used: Sequence[TurnRecord]) -> Cell:
-    levels: tuple[metrics.Level, ...] = ("rounds", "questions")
+    levels: tuple[metrics.Level, ...] = ("rounds", "questions", "tasks")
     counts = metrics.count(used) if any(row.rounds is not None for row in used) else None
     return {
         "num_tokens": metrics.num_tokens(used),
