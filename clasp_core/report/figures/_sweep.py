@@ -38,6 +38,7 @@ def draw_sweep(
     if not found:
         return None
     data = [line for _, line in found]
+    tasks = list(dict.fromkeys(task for run, _ in found for task in run.tasks))
     numbers = sorted({line["num_questions"] for line in data})
     caption = (
         f"Speed-up: paired_total, AR's time over the method's, prefill inside, over turns with equal ids, with its "
@@ -45,6 +46,7 @@ def draw_sweep(
         f"bootstrap interval over questions (n = {' or '.join(map(str, numbers))} a point). Accepted tokens: mean "
         f"draft "
         f"tokens kept per verification round, the target's own token not counted. {setting} "
+        f"Tasks: {', '.join(tasks)}. "
         f"{origin([run for run, _ in found])}"
     )
     figure, ((above,), (below,)) = page(title, caption, 4.2, 2, 1, sharex=True)
@@ -62,7 +64,7 @@ def draw_sweep(
         for axes in (above, below):
             axes.axvline(point["x"], color="#7F7F7F", linestyle=":", linewidth=1)
         where = [point["speedup"]] if point["speedup"] else []
-        marker = {"marker": "*" if where else "", "linestyle": "" if where else ":", "color": "#7F7F7F"}
+        marker: dict[str, Any] = {"marker": "*" if where else "", "linestyle": "" if where else ":", "color": "#7F7F7F"}
         above.plot([point["x"]] * len(where), where, markersize=9, label=name, **marker)
         data.append({"model": name, "machine": None, **point})
     above.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))

@@ -41,10 +41,10 @@ def draw(runs: Sequence[Run]) -> Plot | None:
         axes.fill_between(
             xs, [line["q1"] for line in lines], [line["q3"] for line in lines], color=style["color"], alpha=0.18, lw=0
         )
-        axes.axhline(lines[0]["random"], color=style["color"], linestyle=":", linewidth=1)
-        axes.annotate("random sets", (1, lines[0]["random"]), (0, 3), textcoords="offset points", fontsize=7)
-    axes.set(xlabel="distance in tokens", ylabel="Jaccard similarity", ylim=(0, 1.02))
-    axes.legend(loc="lower right")
+        random = {"color": style["color"], "linestyle": ":", "linewidth": 1.2}
+        axes.axhline(lines[0]["random"], label=f"{model}, random sets", **random)
+    axes.set(xlabel="distance in tokens", ylabel="Jaccard similarity", ylim=(0, 1.2), yticks=[0, 0.2, 0.4, 0.6, 0.8, 1])
+    axes.legend(loc="upper right", ncols=2)
     return Plot(figure, data)
 
 

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from clasp_core import metrics
 from clasp_core.records import TurnRecord
 from clasp_core.report.figures._canvas import BLUE, GREEN, GREY, ORANGE, VERMILLION, Plot, legend_below, origin, page
-from clasp_core.report.figures._choice import main_run
+from clasp_core.report.figures._choice import main_run, used
 from clasp_core.report.figures._paper import points
 from clasp_core.report.runs import Run
 
@@ -26,28 +26,29 @@ def draw(runs: Sequence[Run]) -> Plot | None:
     run = main_run([run for run in runs if any(row.rounds for row in run.rows)])
     if run is None:
         return None
-    by_method = [line for name in run.methods if (line := shares_of(run.of(name), method=name, task="all"))]
+    by_method = [line for name in run.methods if (line := shares_of(used(run, name), method=name, task="all"))]
     name = "clasp" if "clasp" in run.methods else run.methods[0]
-    by_task = [
-        line
-        for task in run.tasks
-        if (line := shares_of([row for row in run.of(name) if row.task == task], method=name, task=task))
-    ]
+    by_task = [line for task in run.tasks if (line := shares_of(used(run, name, task), method=name, task=task))]
+    if not by_method:
+        return None
     stated = points("3c")[0]
+    marked = [index for index, line in enumerate(by_task) if name == "clasp" and line["task"] == stated["task"]]
+    mark = (
+        f"Mark: {100 * float(stated['value']):.1f} % for choosing layers, which the paper states for {stated['model']} "
+        "on MT-bench (two A800). "
+    )
     caption = (
-        f"Shares of the time of all finished turns, prefill inside. select: choosing layers; draft, verify: passes "
-        f"of the "
-        f"drafter and of the target; host: the rest of decoding. n = "
-        f"{_range([line['num_turns'] for line in by_method])} "
-        f"turns a method. Mark: {100 * float(stated['value']):.1f} % for choosing layers, which the paper states for "
-        f"{stated['model']} on MT-bench (two A800). {origin([run])}"
+        "Shares of the time of the turns that every method finished, prefill inside. select: choosing layers; draft, "
+        "verify: passes of the drafter and of the target; host: the rest of decoding. "
+        f"n = {by_method[0]['num_turns']} turns a method. {mark if marked else ''}{origin([run])}"
     )
     tall = 1.3 + 0.24 * max(len(by_method), len(by_task))
     figure, ((left, right),) = page("Figure 3c: where the time goes", caption, tall, 1, 2, legend=True)
     _bars(left, by_method, "method", "by method")
     _bars(right, by_task, "task", f"{name} by task")
-    if (at := [index for index, line in enumerate(by_task) if line["task"] == stated["task"]]) and name == "clasp":
-        right.plot([float(stated["value"])] * 2, [at[0] - 0.45, at[0] + 0.45], color="black", marker="", linestyle="-")
+    for index in marked:
+        ends = [index - 0.45, index + 0.45]
+        right.plot([float(stated["value"])] * 2, ends, color="black", marker="", linestyle="-")
     for axes in (left, right):
         axes.set_ylim(max(len(by_method), len(by_task)) - 0.4, -0.6)
     legend_below(figure, *left.get_legend_handles_labels())
@@ -73,7 +74,3 @@ def _bars(axes: Axes, lines: Sequence[dict[str, Any]], key: str, title: str) -> 
     axes.set_yticks(range(len(lines)), [line[key] for line in lines])
     axes.grid(visible=False, axis="y")
     axes.set(title=title, xlabel="share of time", xlim=(0, 1))
-
-
-def _range(numbers: Sequence[int]) -> str:
-    return str(min(numbers)) if min(numbers) == max(numbers) else f"{min(numbers)} to {max(numbers)}"

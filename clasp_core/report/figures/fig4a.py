@@ -18,7 +18,7 @@ PAPER_LAYERS = 80
 def draw(runs: Sequence[Run]) -> Plot | None:
     """Shares, so that models of different depth fit one axis."""
     stated = [
-        ("paper (LLaMA-3-70B, A800): 44 of 80", {"x": float(p["x"]) / PAPER_LAYERS, "speedup": float(p["value"])})
+        ("paper (LLaMA-3-70B,\nA800): 44 of 80", {"x": float(p["x"]) / PAPER_LAYERS, "speedup": float(p["value"])})
         for p in points("4a")
     ]
     title = "Figure 4a: speed-up against skipped layers"

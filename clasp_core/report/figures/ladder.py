@@ -25,7 +25,8 @@ def draw(runs: Sequence[Run]) -> Plot | None:
     if run is None or not data:
         return None
     caption = (
-        "Decode speed-up over AR that is left after each loss (MEASUREMENT 4): ceiling = 1 / bytes of a draft step "
+        "Decode speed-up over AR (each panel on a scale of its own) that is left after each loss (MEASUREMENT 4): "
+        "ceiling = 1 / bytes of a draft step "
         "over "
         "AR's; oracle: not every token can be drafted, and a step costs more than its bytes; draft: rejected drafts; "
         "verify: "
@@ -35,14 +36,14 @@ def draw(runs: Sequence[Run]) -> Plot | None:
     )
     columns = min(3, len(data))
     rows = ceil(len(data) / columns)
-    figure, panels = page("Loss ladder: where the speed-up goes", caption, 0.6 + 1.9 * rows, rows, columns, sharey=True)
-    flat = [axes for line in panels for axes in line]
+    figure, panels = page("Loss ladder: where the speed-up goes", caption, 0.6 + 1.9 * rows, rows, columns)
+    flat = [axes for row in panels for axes in row]
     for axes, line in zip(flat, data, strict=False):
         _waterfall(axes, line)
     for axes in flat[len(data) :]:
         axes.set_axis_off()
-    for line in panels:
-        line[0].set_ylabel("decode speed-up (x)")
+    for row in panels:
+        row[0].set_ylabel("decode speed-up (x)")
     return Plot(figure, data)
 
 

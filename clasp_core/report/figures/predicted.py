@@ -36,6 +36,11 @@ def draw(runs: Sequence[Run]) -> Plot | None:
         ends, [(1 - BAND) * x for x in ends], [(1 + BAND) * x for x in ends], color="#7F7F7F", alpha=0.18, lw=0
     )
     axes.plot(ends, ends, color="black", linewidth=1, marker="", linestyle="-")
+    if ends[1] > 4 * ends[0]:
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log", base=2)
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_major_formatter("{x:g}")
     styles = cycle(axes)
     for name in dict.fromkeys(line["method"] for line in data):
         some = [line for line in data if line["method"] == name]
