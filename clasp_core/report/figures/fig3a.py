@@ -26,8 +26,7 @@ def draw(runs: Sequence[Run]) -> Plot | None:
     caption = (
         f"Jaccard similarity |A & B| / |A | B| of the sets of layers that the programme skips at two tokens of one "
         f"answer; "
-        f"mean over pairs, band from the first to the third quartile. {answers} answers, {len(rows)} tokens. Thin "
-        f"lines: "
+        f"mean over pairs, band from the first to the third quartile. {answers} answers, {len(rows)} tokens. Dotted: "
         f"expected of two random sets of that size. {origin(used)}"
     )
     figure, ((axes,),) = page("Figure 3a: skip sets of neighbouring tokens", caption, 3.0)

@@ -79,7 +79,7 @@ def _waterfall(axes: Axes, line: dict[str, Any]) -> None:
         axes.annotate(
             f"{level:.2f}", (place, level), offset, textcoords="offset points", ha="center", va=side, fontsize=7
         )
-    axes.margins(y=0.12)
+    axes.set_ylim(0, 1.15 * max(1.0, *levels))
     axes.axhline(1, color="black", linewidth=0.8)
     axes.set_xticks(range(len(steps)), steps, rotation=40, ha="right", fontsize=7.5)
     axes.grid(visible=False, axis="x")
