@@ -61,7 +61,7 @@ def comparison(a: Run, b: Run, forced: bool) -> Published:
     greedy = a.greedy and b.greedy
     data = [_datum(method, scope, same, greedy, stamp) for method, same in found for scope in same.scopes]
     _relate(data, a.reference if a.reference == b.reference else None)
-    warning = f"FORCED COMPARISON, the fingerprints differ in {stamp}. " if stamp else ""
+    warning = f"FORCED COMPARISON, the settings differ in {stamp}. " if stamp else ""
     return Published(
         title=f"{'FORCED: ' if stamp else ''}{b.manifest.run_id} against {a.manifest.run_id}",
         caption=(

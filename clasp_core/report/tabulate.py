@@ -121,13 +121,6 @@ def span(low: float | None, high: float | None, digits: int = 2) -> str:
     return "n/a" if low is None or high is None else f"{low:.{digits}f}-{high:.{digits}f}"
 
 
-def interval(found: Mapping[str, float | None] | None) -> str:
-    """A value with its interval, as the summary stores it."""
-    if found is None:
-        return "n/a"
-    return f"{number(found['value'])} [{span(found['low'], found['high'])}]"
-
-
 # Formats
 
 
