@@ -30,7 +30,7 @@ BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, BLACK, GREY = (
 """Okabe and Ito's colours, and a grey."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Plot:
     """A drawn figure, and the numbers that are in it, one mapping a line."""
 
@@ -58,6 +58,9 @@ class Plot:
         writer.writeheader()
         writer.writerows(self.data)
         return text.getvalue()
+
+    def __repr__(self) -> str:
+        return f"a figure of {len(self.data)} lines of data"
 
     def _repr_png_(self) -> bytes:
         """How a notebook shows it."""
