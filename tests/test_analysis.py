@@ -156,7 +156,7 @@ def test_bad_options_are_refused_when_the_analysis_is_built(changes: dict[str, A
 
 
 def test_a_model_with_too_few_layers_is_refused(text: Text) -> None:
-    with pytest.raises(UserError, match="num_free is 8, but the model has 8 layers and one must stay; .* at most 7"):
+    with pytest.raises(UserError, match=r"num_free is 8, but the model has 8 layers and one must stay; .* at most 7"):
         quality(num_free=8).check(text.target)
     quality(num_free=7).check(text.target)
     with pytest.raises(UserError, match="num_skipped is 8"):
