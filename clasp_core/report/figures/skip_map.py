@@ -41,7 +41,7 @@ def draw(runs: Sequence[Run]) -> Plot | None:
         "often), or "
         f"that the programme chooses at one token of an answer. {origin(used)}"
     )
-    height = 0.4 + sum(0.7 + max(0.4, 0.016 * LayerSkip.decode(codes[0]).num_layers) for _, _, codes in panels)
+    height = 0.4 + sum(0.7 + max(0.4, 0.024 * LayerSkip.decode(codes[0]).num_layers) for _, _, codes in panels)
     figure, axes = page("Skip sets as the answer grows", caption, height, len(panels), 1, legend=True)
     for (line,), (title, label, codes) in zip(axes, panels, strict=True):
         _map(line, title, label, codes)
@@ -105,5 +105,5 @@ def _map(axes: Axes, title: str, label: str, codes: Sequence[str]) -> None:
     norm = BoundaryNorm([-0.5, 0.5, 1.5, 2.5, 3.5], 4)
     axes.imshow(cells, aspect="auto", origin="lower", cmap=ListedColormap(COLOURS), norm=norm, interpolation="nearest")
     axes.grid(visible=False)
-    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
     axes.set(title=title, xlabel=label, ylabel="layer")
