@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
-from clasp_core import metrics
+from clasp_core import costs, metrics
 from clasp_core.report.paper import QUESTIONS
 from clasp_core.report.runs import Run
 from clasp_core.report.summary import OVERALL
@@ -67,8 +67,8 @@ def _named(estimator: str, task: str) -> str:
 def measured(runs: Sequence[Run]) -> tuple[dict[Line, Measured], list[str]]:
     """The run that speaks for each line, and a note on those that do not.
 
-    Of several runs the one on the paper's questions wins, then the one with most questions, then the latest: runs
-    are never pooled, since settings differ between them.
+    Of several runs one with a reference wins, then one on the paper's questions, then the one with most questions,
+    then the latest: runs are never pooled, since settings differ between them.
     """
     by_line: dict[Line, list[Run]] = defaultdict(list)
     for run in runs:
@@ -85,14 +85,28 @@ def used_runs(found: Iterable[Measured]) -> list[Run]:
     return list({each.run.folder: each.run for each in found}.values())
 
 
+def regime_of(run: Run, method: str) -> str:
+    """One sentence: what bounds a method's result, and the numbers behind the word."""
+    step_s = costs.reference_step_s(run.used(run.reference))
+    bandwidth = run.manifest.conditions.get("bandwidth_bytes_per_s")
+    widths = costs.verify_by_width(run.used(method), step_s)
+    found = costs.regime(widths, step_s, run.token_bytes, bandwidth)
+    row = "n/a" if found.extra_row is None else f"{found.extra_row:.3f} reference tokens"
+    speed, probe = (f"{each / 1e9:.3g} GB/s" if each else "n/a" for each in (found.bytes_per_s, bandwidth))
+    return (
+        f"regime of {method} in {run.manifest.run_id}: {found.word} (one more verified row costs {row}; the "
+        f"reference's reading of weights: {speed}; the machine's measured bandwidth: {probe})"
+    )
+
+
 def on_the_papers_questions(run: Run) -> bool:
     """Whether a run asked Spec-Bench's questions and no others."""
     return run.question_files == [QUESTIONS]
 
 
-def _weight(method: str, run: Run) -> tuple[bool, int, str]:
+def _weight(method: str, run: Run) -> tuple[bool, bool, int, str]:
     questions = {(row.task, row.question_id) for row in metrics.finished(run.of(method))}
-    return (on_the_papers_questions(run), len(questions), run.manifest.start)
+    return (run.reference is not None, on_the_papers_questions(run), len(questions), run.manifest.start)
 
 
 def _left_out(by_line: Mapping[Line, Sequence[Run]], winners: Mapping[Line, Run]) -> list[str]:

@@ -10,9 +10,8 @@ from typing import Any, TypeAlias
 import pandas as pd
 
 from clasp_core import costs
-from clasp_core.metrics import common_turns, finished
 from clasp_core.positions import acceptance_by_position
-from clasp_core.records import TurnRecord
+from clasp_core.report.cells import regime_of
 from clasp_core.report.runs import Run, add_paths, chosen
 from clasp_core.report.summary import OVERALL
 from clasp_core.report.tabulate import Published, add_output, number, percent, provenance, publish
@@ -40,40 +39,51 @@ def call(arguments: argparse.Namespace) -> None:
 
 
 def tables(runs: Sequence[Run]) -> list[Published]:
-    """The ladder, the counts at each level, verification by width and acceptance by position."""
+    """The ladder, its costs, the counts at each level, verification by width and acceptance by position."""
     summaries = [(run, run.summary()) for run in runs]
     origin = provenance(runs)
-    return [_ladders(summaries, origin), _counts(summaries, origin), _widths(runs, origin), _positions(runs, origin)]
+    return [*_ladders(summaries, origin), _counts(summaries, origin), _widths(runs, origin), _positions(runs, origin)]
 
 
 # The ladder
 
 
-def _ladders(summaries: Sequence[tuple[Run, Mapping[str, Any]]], origin: str) -> Published:
+def _ladders(summaries: Sequence[tuple[Run, Mapping[str, Any]]], origin: str) -> list[Published]:
     data = [
         _rung(run, name, scope, found, summary["cells"][name][scope])
         for run, summary in summaries
         for name, by_scope in summary["ladders"].items()
         for scope, found in by_scope.items()
     ]
-    return Published(
+    regimes = tuple(regime_of(run, name) for run, summary in summaries for name in summary["ladders"])
+    ladder = Published(
         title="Loss ladder: the decode speed-up that is left after each loss",
         caption=(
-            "Ratios to autoregressive decoding; c, v, p in reference tokens. ceiling 1 / c_bytes; oracle "
-            "T / (R + A c); draft T / (R + D c); verify T / (R v + D c); search T / (R v + D c + P p), the predicted "
-            "speed-up; measured: paired_decode over pairs with equal ids; eff. measured / oracle. host: its share of "
-            "decode time, which explains what measured lacks to predicted; pred/meas within "
-            f"{GOAL:.0%} is the goal on a quiet machine. {origin}"
+            "Ratios to autoregressive decoding. ceiling 1 / c_bytes; oracle T / (R + A c); draft T / (R + D c); verify "
+            "T / (R v + D c); search T / (R v + D c + P p), the predicted speed-up; measured: paired_decode over pairs "
+            "with equal ids; eff.: measured / oracle. pred/meas: the relative difference, within "
+            f"{GOAL:.0%} on a quiet machine; host: its share of decode time, which explains it. {origin}"
         ),
         cells=_frame(data, _LADDER),
-        data=pd.DataFrame(data),
-        num_labels=3,
+        data=_numbers(data, _COST_KEYS),
+        num_labels=4,
         notes=(
             "product: ceiling (or oracle) times every step down from it, over measured; 1.000 or the sums are wrong",
-            "c/c_bytes: the draft step by the clock over the one by bytes: above 1 is the engine's own loss",
-            *(text for run, summary in summaries for text in _regimes(run, summary)),
         ),
     )
+    costs_of = Published(
+        title="Costs behind the ladder",
+        caption=(
+            "In reference tokens. c: one draft step by the clock; c_bytes: by the bytes of weights that it reads; "
+            "c/c_bytes: their ratio, above 1 is the engine's own loss on the draft path; v: one verification pass, as "
+            f"wide as it ran; p: one search for a skip set. {origin}"
+        ),
+        cells=_frame(data, _COSTS),
+        data=_numbers([{key: datum[key] for key in (*_DATUM_NAMES, *_COST_KEYS)} for datum in data]),
+        num_labels=4,
+        notes=regimes,
+    )
+    return [ladder, costs_of]
 
 
 def _rung(run: Run, name: str, scope: str, found: Mapping[str, Any] | None, cell: Mapping[str, Any]) -> Datum:
@@ -83,6 +93,7 @@ def _rung(run: Run, name: str, scope: str, found: Mapping[str, Any] | None, cell
     c, c_bytes = known.get("c"), known.get("c_bytes")
     return {
         "run_id": run.manifest.run_id,
+        "run": run.short_id,
         "model": run.model,
         "method": name,
         "task": scope,
@@ -106,30 +117,6 @@ def _product(found: Mapping[str, Any]) -> float:
     return float((found["ceiling"] or found["oracle"]) * math.prod(steps))
 
 
-def _regimes(run: Run, summary: Mapping[str, Any]) -> list[str]:
-    """One sentence per method: the regime and the numbers behind the word."""
-    step_s = costs.reference_step_s(_used(run, run.reference)) if run.reference else None
-    bandwidth = run.manifest.conditions.get("bandwidth_bytes_per_s")
-    texts = []
-    for name in summary["ladders"]:
-        widths = costs.verify_by_width(_used(run, name), step_s)
-        found = costs.regime(widths, step_s, run.token_bytes, bandwidth)
-        speed = "n/a" if found.bytes_per_s is None else f"{found.bytes_per_s / 1e9:.1f} GB/s"
-        probe = "not probed" if bandwidth is None else f"{bandwidth / 1e9:.1f} GB/s"
-        texts.append(
-            f"regime of {name} in {run.manifest.run_id}: {found.word} (one more verified row costs "
-            f"{number(found.extra_row, 3)} reference tokens; the reference reads {speed}; bandwidth: {probe})"
-        )
-    return texts
-
-
-def _used(run: Run, method: str | None) -> list[TurnRecord]:
-    """The method's rows on the turns that every method with an answer finished, as in the summary."""
-    answered = {row.method for row in finished(run.rows)}
-    common = common_turns(run.rows, answered)
-    return [row for row in finished(run.of(method)) if row.pair in common]
-
-
 # Counts at each level
 
 
@@ -150,8 +137,8 @@ def _counts(summaries: Sequence[tuple[Run, Mapping[str, Any]]], origin: str) -> 
             f"token; both n/a on a CPU. {origin}"
         ),
         cells=_frame(data, _COUNTS),
-        data=pd.DataFrame(data),
-        num_labels=2,
+        data=_numbers(data),
+        num_labels=3,
     )
 
 
@@ -161,6 +148,7 @@ def _count(run: Run, name: str, scope: str, cell: Mapping[str, Any]) -> Datum:
     peaks = cell["peak_memory_bytes"] or {}
     return {
         "run_id": run.manifest.run_id,
+        "run": run.short_id,
         "model": run.model,
         "method": name,
         "task": scope,
@@ -180,6 +168,7 @@ def _widths(runs: Sequence[Run], origin: str) -> Published:
     data = [
         {
             "run_id": run.manifest.run_id,
+            "run": run.short_id,
             "model": run.model,
             "method": name,
             "width": cost.width,
@@ -188,9 +177,9 @@ def _widths(runs: Sequence[Run], origin: str) -> Published:
             "v": cost.v,
         }
         for run in runs
-        for step_s in (costs.reference_step_s(_used(run, run.reference)) if run.reference else None,)
+        for step_s in (costs.reference_step_s(run.used(run.reference)),)
         for name in run.methods
-        for cost in costs.verify_by_width(_used(run, name), step_s)
+        for cost in costs.verify_by_width(run.used(name), step_s)
     ]
     return Published(
         title="Verification by width",
@@ -199,16 +188,17 @@ def _widths(runs: Sequence[Run], origin: str) -> Published:
             f"in ms; v: the same over the reference's median step (a ratio); n: rounds. {origin}"
         ),
         cells=_frame(data, _WIDTHS),
-        data=pd.DataFrame(data),
-        num_labels=2,
+        data=_numbers(data),
+        num_labels=3,
     )
 
 
 def _positions(runs: Sequence[Run], origin: str) -> Published:
-    found = [(run, name, acceptance_by_position(_used(run, name))) for run in runs for name in run.methods]
+    found = [(run, name, acceptance_by_position(run.used(name))) for run in runs for name in run.methods]
     data = [
         {
             "run_id": run.manifest.run_id,
+            "run": run.short_id,
             "model": run.model,
             "method": name,
             "position": each.position + 1,
@@ -228,9 +218,13 @@ def _positions(runs: Sequence[Run], origin: str) -> Published:
             f"reached: accepted over the rounds that kept every token before it. {origin}"
         ),
         cells=_frame(data, _POSITIONS),
-        data=pd.DataFrame(data),
-        num_labels=2,
-        notes=tuple(f"{name}: no positions, since its drafts are trees" for _, name, each in found if each is None),
+        data=_numbers(data),
+        num_labels=3,
+        notes=tuple(
+            f"{name}: no positions, since its drafts are trees or its rounds have no trace"
+            for _, name, each in found
+            if each is None
+        ),
     )
 
 
@@ -247,7 +241,7 @@ def _signed(value: float | None) -> str:
     return "n/a" if value is None else f"{100 * value:+.1f} %"
 
 
-_NAMES: tuple[Column, ...] = (("model", "model", str), ("method", "method", str))
+_NAMES: tuple[Column, ...] = (("run", "run", str), ("model", "model", str), ("method", "method", str))
 _LADDER: tuple[Column, ...] = (
     *_NAMES,
     ("task", "task", str),
@@ -257,12 +251,19 @@ _LADDER: tuple[Column, ...] = (
     ("host", "host_share", percent),
     ("product", "product_over_measured", _three),
     ("eff.", "efficiency", number),
+)
+_COSTS: tuple[Column, ...] = (
+    *_NAMES,
+    ("task", "task", str),
+    ("n", "n_questions", str),
     ("c", "c", _three),
     ("c_bytes", "c_bytes", _three),
     ("c/c_bytes", "c_over_c_bytes", number),
     ("v", "v", number),
     ("p", "p", number),
 )
+_DATUM_NAMES = ("run_id", "model", "method", "task", "n_questions")
+_COST_KEYS = ("c", "c_bytes", "c_over_c_bytes", "v", "p")
 _COUNTS: tuple[Column, ...] = (
     *_NAMES,
     ("n", "n_questions", str),
@@ -300,3 +301,8 @@ _POSITIONS: tuple[Column, ...] = (
 def _frame(data: Sequence[Datum], columns: Sequence[Column]) -> pd.DataFrame:
     lines = [[write(datum[key]) for _, key, write in columns] for datum in data]
     return pd.DataFrame(lines, columns=[heading for heading, _, _ in columns])
+
+
+def _numbers(data: Sequence[Datum], without: Sequence[str] = ()) -> pd.DataFrame:
+    """The data as a frame, by `run_id` alone: its short form may read as a number, such as 271e4007."""
+    return pd.DataFrame(data).drop(columns=["run", *without], errors="ignore")

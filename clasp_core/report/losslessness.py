@@ -47,7 +47,7 @@ def tables(runs: Sequence[Run]) -> list[Published]:
 
 def _counts(runs: Sequence[Run], origin: str, skipped: tuple[str, ...]) -> Published:
     data = [_count(run, method) for run in runs for method in run.methods]
-    columns = ["model", "method", "dtype", "T", "worst", *GRADES, "turns"]
+    columns = ["run", "model", "method", "dtype", "T", "worst", *GRADES, "turns"]
     return Published(
         title="Losslessness: turns by grade",
         caption=(
@@ -55,9 +55,9 @@ def _counts(runs: Sequence[Run], origin: str, skipped: tuple[str, ...]) -> Publi
             "tokens within the rounding of its dtype; mismatch: other ids and no such explanation, a bug; missing: one "
             f"side has no answer, never counted as equal; sampled: T > 0, where ids differ by design. {origin}"
         ),
-        cells=pd.DataFrame([[str(datum[column]) for column in columns] for datum in data], columns=columns),
-        data=pd.DataFrame(data),
-        num_labels=5,
+        cells=pd.DataFrame([[_text(datum[column]) for column in columns] for datum in data], columns=columns),
+        data=pd.DataFrame(data).drop(columns="run", errors="ignore"),
+        num_labels=6,
         notes=skipped,
     )
 
@@ -66,6 +66,7 @@ def _count(run: Run, method: str) -> Datum:
     found = metrics.grades(run.of(run.reference), run.of(method), run.greedy)
     return {
         "run_id": run.manifest.run_id,
+        "run": run.short_id,
         "model": run.model,
         "method": method,
         "dtype": run.manifest.model.get("dtype", "unknown"),
@@ -81,7 +82,7 @@ def _count(run: Run, method: str) -> Datum:
 
 def _turns(runs: Sequence[Run], origin: str) -> Published:
     data = [datum for run in runs for method in run.methods for datum in _not_exact(run, method)]
-    keys = ("model", "method", "task", "question", "turn", "repeat", "grade", "index", "gap", "bound", "reason")
+    keys = ("run", "model", "method", "task", "question", "turn", "repeat", "grade", "index", "gap", "bound", "reason")
     return Published(
         title="Turns that are not exact",
         caption=(
@@ -90,8 +91,8 @@ def _turns(runs: Sequence[Run], origin: str) -> Published:
             f"(both in logits); n/a: not known, which is no excuse. {origin}"
         ),
         cells=pd.DataFrame([[_text(datum[key]) for key in keys] for datum in data], columns=list(keys)),
-        data=pd.DataFrame(data, columns=["run_id", *keys]),
-        num_labels=3,
+        data=pd.DataFrame(data, columns=["run_id", *keys[1:]]),
+        num_labels=4,
     )
 
 
@@ -104,7 +105,8 @@ def _not_exact(run: Run, method: str) -> list[Datum]:
         pair = reference.get(turn), mine.get(turn)
         grade = metrics.grade_turn(*pair, run.greedy)
         if grade not in ("exact", "sampled"):
-            found.append({"run_id": run.manifest.run_id, "model": run.model, "method": method, **_turn(*pair, grade)})
+            names = {"run_id": run.manifest.run_id, "run": run.short_id, "model": run.model, "method": method}
+            found.append({**names, **_turn(*pair, grade)})
     return found
 
 

@@ -31,6 +31,11 @@ class Run:
         return str(self.manifest.model.get("name", "?"))
 
     @property
+    def short_id(self) -> str:
+        """The end of the run's name, which tells runs of one table apart."""
+        return self.manifest.run_id.rpartition("-")[2]
+
+    @property
     def machine(self) -> str:
         """The machine's short name, such as `xeon-2c`, from the fingerprint; else from where the folder lies."""
         found = self.manifest.fingerprint
@@ -66,6 +71,12 @@ class Run:
     def of(self, method: str | None) -> list[TurnRecord]:
         """The rows of one method."""
         return [row for row in self.rows if row.method == method]
+
+    def used(self, method: str | None) -> list[TurnRecord]:
+        """The method's finished rows, on the turns that every method with an answer finished, as in the summary."""
+        answered = {row.method for row in metrics.finished(self.rows)}
+        common = metrics.common_turns(self.rows, answered)
+        return [row for row in metrics.finished(self.of(method)) if row.pair in common]
 
     def c_bytes(self, method: str) -> float | None:
         """Bytes of a draft step over bytes of a target token; unknown where the manifest does not say."""

@@ -12,7 +12,7 @@ import pandas as pd
 
 from clasp_core.metrics import Interval
 from clasp_core.report import paper
-from clasp_core.report.cells import ESTIMATORS, Line, Measured, measured, on_the_papers_questions, used_runs
+from clasp_core.report.cells import ESTIMATORS, Line, Measured, measured, on_the_papers_questions, regime_of, used_runs
 from clasp_core.report.runs import Run, add_paths, chosen
 from clasp_core.report.summary import OVERALL
 from clasp_core.report.tabulate import Published, add_output, number, provenance, publish, span
@@ -171,7 +171,7 @@ def _scopes() -> tuple[str, ...]:
 def _caption(here: Mapping[Line, Measured], choice: Choice) -> str:
     way = {"paper": "spec_bench in a task and paper_overall (their unweighted mean) over the tasks"}
     return (
-        "Speed-up over autoregressive decoding (a ratio), under the data set's name, and beside it "
+        "Speed-up over this engine's own autoregressive decoding (a ratio), under the data set's name, and beside it "
         f"{choice.per_round} (tokens per round, mean over {choice.level}). Ours by "
         f"{way.get(choice.estimator, choice.estimator)}; pooled: spec_bench over all questions; 95 %: paired bootstrap "
         f"interval over questions; n: questions. Paper: arXiv 2505.24196, A800. {provenance(used_runs(here.values()))}"
@@ -180,7 +180,11 @@ def _caption(here: Mapping[Line, Measured], choice: Choice) -> str:
 
 def _notes(here: Mapping[Line, Measured], left_out: Sequence[str], choice: Choice) -> tuple[str, ...]:
     columns = ", ".join(f"{name} = {task}" for task, name in paper.TASKS.items())
-    notes = [f"Columns: {columns}", _MEANINGS[choice.per_round], "-: not in the paper; n/a: no pair that qualifies"]
+    notes = [
+        f"Columns: {columns}",
+        _MEANINGS[choice.per_round],
+        "A dash: not in the paper; n/a: no pair of turns that qualifies",
+    ]
     for run in used_runs(here.values()):
         if not on_the_papers_questions(run):
             asked = "+".join(run.question_files)
@@ -190,4 +194,5 @@ def _notes(here: Mapping[Line, Measured], left_out: Sequence[str], choice: Choic
         strange = [task for task in run.tasks if task not in paper.TASKS]
         if strange:
             notes.append(f"{run.manifest.run_id} has tasks outside the table, in overall only: {', '.join(strange)}")
-    return (*notes, *(text for each in here.values() for text in each.notes), *left_out)
+    regimes = [regime_of(each.run, each.method) for each in here.values()]
+    return (*notes, *regimes, *(text for each in here.values() for text in each.notes), *left_out)
