@@ -228,11 +228,14 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):
         plot.save(tmp_path / "file", "fig3c")
 
 
-def test_failed_turns_are_in_no_figure(tmp_path):
-    rows = pool(num=2)
-    rows[-1] = replace(rows[-1], output_ids=None, prefill_s=None, decode_s=None, rounds=None, error="boom")
-    line = drawn(stored(tmp_path, rows), "ladder")[0]
-    assert float(line["num_turns"]) == 1
+def test_turns_that_a_method_failed_are_in_no_methods_figures(tmp_path):
+    """CLaSp failed on the second question, which the other method finished."""
+    rows = [*pool(num=2), *(fast(q, method="swift") for q in range(2))]
+    rows[3] = replace(rows[3], output_ids=None, prefill_s=None, decode_s=None, rounds=None, error="boom")
+    root = stored(tmp_path, rows)
+    for name in ("ladder", "fig3c"):
+        turns = {line["method"]: float(line["num_turns"]) for line in drawn(root, name)}
+        assert turns == {"clasp": 1, "swift": 1}
 
 
 def test_table_ones_run_speaks_before_others_and_sweeps_last(tmp_path):
