@@ -9,7 +9,7 @@ MODEL := data/models/smollm2-135m-gguf/SmolLM2-135M-Instruct.Q4_1.gguf
 TOKENS ?= 48
 LIMIT ?= null
 
-.PHONY: setup demo test lint acceptance clean
+.PHONY: setup demo test lint acceptance clean figures experiments
 
 setup: $(VENV)/ready $(MODEL)
 
@@ -40,3 +40,16 @@ acceptance: setup  ## the points that need real models or minutes, one line each
 
 clean:
 	rm -rf $(VENV)
+
+EXPERIMENTS := table1 fig3a fig3b fig4a fig4b fig4c fig5
+
+figures: setup  ## every figure, table and notebook again, from the rows below results/
+	mkdir -p results/tables
+	$(RUN) -m clasp_core.report figures results
+	for table in table1 ladder losslessness; do \
+	    $(RUN) -m clasp_core.report $$table results --format markdown --out results/tables/$$table.md || exit 1; \
+	done
+	$(VENV)/bin/jupyter execute --inplace notebooks/*.ipynb
+
+experiments: setup  ## the laptop versions of all experiments, under an hour on two cores; then `make figures`
+	for experiment in $(EXPERIMENTS); do $(RUN) run.py experiment=laptop/$$experiment || exit 1; done

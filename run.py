@@ -28,6 +28,7 @@ from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
 from clasp_core import device, provenance
+from clasp_core.analysis import Analysis, Reader
 from clasp_core.checkpoint import LoadedModel
 from clasp_core.decoding import Generation
 from clasp_core.drafting import SearchedOffline
@@ -47,7 +48,7 @@ from clasp_core.tracking import Tracker
 REPOSITORY = Path(__file__).resolve().parent
 CONF = REPOSITORY / "conf"
 OWN_PACKAGES = ("clasp_core.", "baselines.")
-GROUPS = ("model", "method", "task", "reference", "search", "tracker")
+GROUPS = ("model", "method", "task", "reference", "search", "analysis", "tracker")
 BUSY_CORES = 0.4
 """More than that in use by others before a run starts is worth a note."""
 
@@ -75,6 +76,8 @@ class Schema:
     reference: dict[str, Any] = field(default_factory=dict)
     search: dict[str, Any] = field(default_factory=dict)
     tracker: dict[str, Any] = field(default_factory=dict)
+    analysis: dict[str, Any] = field(default_factory=dict)
+    experiment: str | None = MISSING
     debug: dict[str, Any] = field(default_factory=dict)
     generation: GenerationSchema = field(default_factory=GenerationSchema)
     limit: int | None = MISSING
@@ -116,6 +119,8 @@ def run_job(config: dict[str, Any], shelf: Shelf) -> Path:
     device.set_threads(config["num_threads"])
     if config["search"]:
         return search(config, shelf)
+    if config["analysis"]:
+        return analyse(config, shelf)
     tracker = build(config["tracker"], "tracker")
     methods, reference = build_methods(config)
     questions = build_questions(config)
@@ -149,6 +154,35 @@ def search(config: Mapping[str, Any], shelf: Shelf) -> Path:
     path: Path = searcher.run(model, prompter, clock, REPOSITORY / "data" / "skip_sets")
     print(shown(path))
     return path
+
+
+def analyse(config: dict[str, Any], shelf: Shelf) -> Path:
+    """An analysis in place of a measurement; returns the run folder that holds its rows. No time is measured."""
+    if config["resume"] is not None:
+        raise UserError(f"resume={config['resume']}: an analysis is not resumed; run it again without resume")
+    analysis: Analysis = build(config["analysis"], "analysis")
+    questions = build_questions(config)
+    sampling = Sampling()
+    Generation(config["generation"]["max_new_tokens"], frozenset(), sampling)
+    model = shelf.get(config["model"], config["engine"])
+    analysis.check(model.target)
+    prompter = Prompter(model.tokenizer, model.prompt)
+    generation = Generation(config["generation"]["max_new_tokens"], frozenset(model.stop_ids), sampling)
+    manifest = new_manifest(config, model, prompter, questions, {}, None)
+    store, manifest, _ = open_store(manifest, config)
+    reader = Reader(model.target, prompter, generation, device.DeviceClock(model.target.devices, model.target.device))
+    status = "failed"
+    with store:
+        try:
+            reader.run(analysis, questions, store)
+            status = "ok"
+        except KeyboardInterrupt:
+            status = "interrupted"
+            raise UserError(f"interrupted; what was found so far is in {shown(store.folder)}") from None
+        finally:
+            store.write_manifest(replace(manifest, status=status, end=now()))
+    print(shown(store.folder))
+    return store.folder
 
 
 def measure(
@@ -345,7 +379,8 @@ def not_in_hash(config: Mapping[str, Any]) -> list[str]:
         ]
         return below + [f"{above}{name}" for name in node if name in PLACES]
 
-    return ["resume", "results_dir", "search", "store_text", "tracker", *places(config, "")]
+    beside = ["search", "analysis", "experiment", "store_text", "tracker"]
+    return ["resume", "results_dir", *beside, *places(config, "")]
 
 
 def now() -> str:
@@ -365,7 +400,7 @@ def explain(error: Exception) -> str:
     """One line for a mistake in the command: what is wrong and what is near it."""
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, choice = error.missing_cfg_file.rpartition("/")
-        return f"unknown {group} {choice!r}{nearest(choice, error.options or choices(group))}"
+        return f"unknown {group} {choice!r}{nearest(choice, choices(group) or error.options or [])}"
     text = str(error)
     if key := re.search(r"Could not override '([^']+)'|Key '([^']+)' is not in struct", text):
         return explain_key((key[1] or key[2]).removeprefix("+"))

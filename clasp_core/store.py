@@ -2,7 +2,8 @@
 
 `manifest.jsonl` gains a line at each change of status, and its last line counts. `rows.jsonl` gains the rows of a
 turn at once. A line counts when its newline is there, so a kill loses at most the turn in flight. `texts.json`, which
-no figure needs, holds the text behind the ids.
+no figure needs, holds the text behind the ids. A run that looks at something else than turns has an `analysis.jsonl`
+beside empty rows.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from clasp_core.provenance import differing, slug, value_at
 from clasp_core.records import SCHEMA, Manifest, TurnRecord
 
 MANIFEST, ROWS, SUMMARY, TEXTS = "manifest.jsonl", "rows.jsonl", "summary.json", "texts.json"
+ANALYSIS = "analysis.jsonl"
 
 Key = tuple[str, str, int, int, int]
 
@@ -119,6 +121,14 @@ class RunStore:
         """Write or replace `texts.json` atomically; see `texts.texts` for what it holds."""
         replace_file(self.folder / TEXTS, _line(texts))
 
+    def append_analysis(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Write rows of an analysis, each with a `kind`; on the disk when this returns. ValueError for NaN."""
+        descriptor = _open_for_append(self.folder / ANALYSIS)
+        try:
+            _append(descriptor, self.folder / ANALYSIS, b"".join(_line(row) for row in rows))
+        finally:
+            os.close(descriptor)
+
     def close(self) -> None:
         """Give up the lock; closing twice is fine."""
         if self._rows >= 0:
@@ -173,6 +183,14 @@ def read_texts(folder: str | Path) -> dict[str, Any] | None:
     """What `write_texts` stored, or None where a run has no such file; raises UserError for a damaged one."""
     path = Path(folder).resolve() / TEXTS
     return _object(path, 1, path.read_bytes()) if path.exists() else None
+
+
+def read_analysis(folder: str | Path) -> list[dict[str, Any]]:
+    """The rows of a run's analysis, none where there is none; a torn last line is left out."""
+    path = Path(folder).resolve() / ANALYSIS
+    if not path.exists():
+        return []
+    return [_object(path, number, line) for number, line in enumerate(_complete_lines(path)[0], start=1)]
 
 
 def read_runs(folders: Iterable[str | Path]) -> list[tuple[Manifest, list[TurnRecord]]]:

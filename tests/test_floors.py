@@ -22,7 +22,7 @@ CORE = {
     2: ("target", "blocks", "fused", "placement", "hub", "checkpoint", "loading", "deep", "prompting", "texts", "tiny"),
     3: ("verify", "decoding", "drafting", "divergence"),
     4: ("clasp",),
-    5: ("runner", "progress", "probe"),
+    5: ("runner", "progress", "probe", "analysis"),
 }
 """Modules of clasp_core by floor; `baselines` stands on floor 4. A new module needs a place here."""
 ASIDE = ("report", "tracking")
