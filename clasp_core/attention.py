@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -35,7 +36,7 @@ class Span:
     """Row i sits at position `start + depths[i]`; None means `start + i`."""
     visible: Tensor | None = None
     write: bool = True
-    _on_device: dict[tuple[str, torch.device], Tensor] = field(default_factory=dict, repr=False)
+    _made: dict[tuple[object, ...], Tensor] = field(default_factory=dict, repr=False)
 
     @classmethod
     def causal(cls, start: int, length: int) -> Span:
@@ -75,11 +76,18 @@ class Span:
 
     def positions(self, device: torch.device) -> Tensor:
         """Positions of the rows, `T`, on a device (made once)."""
-        return self._cached("positions", device, self._positions)
+        return self._once(("positions", device), lambda: self._positions(device))
 
     def mask(self, device: torch.device) -> Tensor:
         """`T stop` bool, true where a row may look, on a device (made once)."""
-        return self._cached("mask", device, self._mask)
+        return self._once(("mask", device), lambda: self._mask(device))
+
+    def bias(self, like: Tensor, group: int) -> Tensor:
+        """The mask as an addend `(G T) stop` for scores of G = `group` heads, in the dtype and on the device of `like`.
+
+        Made once for a pass: a kernel that is given a bool mask turns it into this in every layer.
+        """
+        return self._once(("bias", like.device, like.dtype, group), lambda: self._bias(like, group))
 
     def _positions(self, device: torch.device) -> Tensor:
         if self.depths is None:
@@ -93,14 +101,14 @@ class Span:
         everything[:, self.start :] = self.visible.to(device)
         return everything
 
-    def _cached(self, name: str, device: torch.device, make: _Maker) -> Tensor:
-        if (name, device) not in self._on_device:
-            self._on_device[name, device] = make(device)
-        return self._on_device[name, device]
+    def _bias(self, like: Tensor, group: int) -> Tensor:
+        hidden = ~self.mask(like.device)
+        return like.new_zeros(hidden.shape).masked_fill_(hidden, float("-inf")).repeat(group, 1)
 
-
-class _Maker(Protocol):
-    def __call__(self, device: torch.device) -> Tensor: ...
+    def _once(self, key: tuple[object, ...], make: Callable[[], Tensor]) -> Tensor:
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
 
 
 def attend(
@@ -133,10 +141,8 @@ def _over_cache(queries: Tensor, keys: Tensor, values: Tensor, span: Span, scale
     """The G query heads of a group become rows of their key-value head, so keys are never repeated."""
     rows, num_heads = queries.shape[:2]
     grouped = _by_key_head(queries, keys.shape[0])
-    mask = None
-    if rows > 1:
-        mask = span.mask(queries.device).repeat(num_heads // keys.shape[0], 1)[None, None]
-    out = scaled_dot_product_attention(grouped[None], keys[None], values[None], attn_mask=mask, scale=scale)[0]
+    bias = span.bias(queries, num_heads // keys.shape[0])[None, None] if rows > 1 else None
+    out = scaled_dot_product_attention(grouped[None], keys[None], values[None], attn_mask=bias, scale=scale)[0]
     return _by_query_head(out, rows, num_heads)
 
 

@@ -18,6 +18,7 @@ from clasp_core.attention import Span
 from clasp_core.clasp import select_layers
 from clasp_core.device import Clock
 from clasp_core.kv_cache import KVCache
+from clasp_core.sampling import greedy_tokens
 from clasp_core.skip import LayerSkip
 from clasp_core.target import TargetModel, forward
 
@@ -108,7 +109,7 @@ class Scene:
         """A pass over `width` rows behind the prompt, and the most probable token of each."""
         tokens, span = self.tokens[:1].repeat(width), Span.causal(self.context, width)
         return (
-            lambda: forward(self.target, tokens, span, self.cache).logits.argmax(-1).tolist(),
+            lambda: greedy_tokens(forward(self.target, tokens, span, self.cache).logits),
             pass_bytes(self.target, self.cache, self.context, None),
         )
 
@@ -116,7 +117,7 @@ class Scene:
         """One row with sub-layers left out, and its most probable token."""
         span = Span.causal(self.context, 1)
         return (
-            lambda: forward(self.target, self.tokens[:1], span, self.cache, skip=skip).logits.argmax(-1).tolist(),
+            lambda: greedy_tokens(forward(self.target, self.tokens[:1], span, self.cache, skip=skip).logits),
             pass_bytes(self.target, self.cache, self.context, skip),
         )
 

@@ -87,9 +87,8 @@ def uniform(generator: torch.Generator) -> float:
 
 def greedy_tokens(logits: Tensor) -> list[int]:
     """The most probable token of each row `R V`; of equal ones the lowest id. NaN or infinity is an error."""
-    best = logits.argmax(dim=-1, keepdim=True)
-    finite = logits.gather(-1, best).isfinite()
-    tokens: list[int] = torch.where(finite, best, -1).flatten().tolist()
+    largest, best = logits.max(dim=-1)
+    tokens: list[int] = torch.where(largest.isfinite(), best, -1).tolist()
     if -1 in tokens:
         raise non_finite("target", logits.dtype, tokens.index(-1))
     return tokens

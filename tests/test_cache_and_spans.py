@@ -134,7 +134,7 @@ def test_capacity_and_memory_do_not_follow_max_position_embeddings() -> None:
     for target in (small, huge):
         cache = prefilled(target, ids(12), 20)
         assert cache.capacity == 20
-        sizes.append((cache.num_bytes, [cos.numel() for cos, _ in target._angles.values()]))
+        sizes.append((cache.num_bytes, [cos.numel() for cos, _ in target.rotary._tables.values()]))
     assert sizes[0] == sizes[1]
     assert sizes[0][0] == 2 * 2 * (2 * 20 * 8) * 4
     assert sizes[0][1] == [256 * 8]

@@ -115,3 +115,13 @@ def test_packed_bytes_are_those_of_every_linear_weight() -> None:
 def test_an_unknown_engine_is_refused_by_name() -> None:
     with pytest.raises(UserError, match="engine is 'fast'; it must be one of eager, compiled"):
         make_target(engine="fast")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1e-3, 1.0, 1e3])
+def test_the_norm_is_the_rms_norm_at_every_size_of_states(scale: float) -> None:
+    """Where states are tiny, eps decides."""
+    norm = random_model(llama_config(), seed=0).model.norm
+    with torch.no_grad():
+        norm.weight.uniform_(0.5, 2)
+        states = scale * torch.randn(5, norm.weight.numel())
+        assert distance(fused.fast_norm(norm)(states) / norm(states), torch.ones_like(states)) < 1e-5

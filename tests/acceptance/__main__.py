@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 import time
 
-from tests.acceptance import baselines, core
+from tests.acceptance import baselines, core, speed
 
-POINTS = {**core.POINTS, **baselines.POINTS}
+POINTS = {**core.POINTS, **baselines.POINTS, **speed.POINTS}
 
 
 def main(wanted: list[str]) -> int:

@@ -18,11 +18,11 @@ from clasp_core.checkpoint import LoadedModel
 from clasp_core.clasp import clasp
 from clasp_core.device import DeviceClock
 from clasp_core.drafting import NoDraft
-from clasp_core.metrics import shares
+from clasp_core.metrics import grades, ladder, paired_total, pairs, shares
 from clasp_core.probe import READ, STEP, Case, Scene, Timing, cases_of, time_cases
 from clasp_core.prompting import Prompter
 from clasp_core.runner import Method
-from tests.acceptance.bench import ROOT, load, measure, sample
+from tests.acceptance.bench import ROOT, Point, load, measure, sample, spec_bench
 
 WIDTHS = tuple(range(2, 18))
 SKIP_SHARES = (0.25, 0.5, 0.75)
@@ -116,11 +116,9 @@ def table(timings: dict[str, Timing]) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
-    """Time everything, store the rows, compare with the last stored ones, and print the figures."""
-    num_turns = int(sys.argv[1]) if len(sys.argv) > 1 else 15
+def every_figure(num_turns: int, rows: list[dict[str, Any]]) -> dict[str, float]:
+    """Time everything once, printing a table for each model; the rows are added to `rows`."""
     timings: dict[str, dict[str, Timing]] = {}
-    rows: list[dict[str, Any]] = []
     for name in MODELS:
         for dtype in DTYPES:
             model = load(name, dtype=dtype)
@@ -128,14 +126,43 @@ def main() -> None:
                 found = probe(model, context, num_turns)
                 timings[f"{name}/{dtype}/{context}"] = found
                 print(f"{name}, {dtype}, behind {context} tokens\n{table(found)}", flush=True)
-                rows += [
-                    {"model": name, "dtype": dtype, "engine": model.target.engine, **t.to_json()}
-                    for t in found.values()
-                ]
-    found = figures(timings) | {"ar_over_hf": over_generate(2), "bf16_over_f32": steps_of_two_dtypes(num_turns)}
-    for name in MODELS:
-        select, host = clasp_shares(name)
-        found |= {"dp_share": select, "host_share": max(host, found.get("host_share", 0.0))}
+                setting = {"model": name, "dtype": dtype, "engine": model.target.engine}
+                rows += [setting | timing.to_json() for timing in found.values()]
+    result = figures(timings) | {"ar_over_hf": over_generate(2), "bf16_over_f32": steps_of_two_dtypes(num_turns)}
+    spent = [clasp_shares(name) for name in MODELS]
+    return result | {"dp_share": spent[-1][0], "host_share": max(host for _, host in spent)}
+
+
+def engine_is_fast() -> Point:
+    """The figures of `make bench`, each between its limits; nothing is stored."""
+    found = every_figure(9, [])
+    short = [key for key, (low, high) in LIMITS.items() if not low <= found[key] <= high]
+    return Point(not short, ", ".join(f"{key} {found[key]:.3f}" for key in LIMITS) + f"; short: {short or 'none'}")
+
+
+def clasp_pays_on_the_deep_model() -> Point:
+    """CLaSp on `smollm2-135m-deep`, our questions and 4 of Spec-Bench per subtask, 128 tokens each."""
+    methods: dict[str, Method] = {"ar": NoDraft(), "clasp": clasp(None, 0.5, 128, 0.7, 12)}
+    rows = measure(load("smollm2-135m-deep"), methods, [*sample(), *spec_bench(4)], 128)
+    of = {name: [row for row in rows if row.method == name] for name in methods}
+    found = pairs(of["ar"], of["clasp"]).pairs
+    total, steps = paired_total(found, greedy=True), ladder(found, greedy=True, c_bytes=None)
+    worst = grades(of["ar"], of["clasp"], greedy=True).worst
+    assert total is not None
+    assert steps is not None
+    efficiency, low = steps.efficiency or 0.0, total.low or 0.0
+    holds = total.value >= 1.25 and low > 1.1 and efficiency >= 0.85 and worst == "exact"
+    return Point(
+        holds,
+        f"{total.value:.3f} [{low:.3f}, {total.high or 0.0:.3f}], need 1.25 and 1.1; efficiency {efficiency:.3f}, need "
+        f"0.85; {worst} on {len(found)} turns",
+    )
+
+
+def main() -> None:
+    """Time everything, store the rows, compare with the last stored ones, and print the figures."""
+    rows: list[dict[str, Any]] = []
+    found = every_figure(int(sys.argv[1]) if len(sys.argv) > 1 else 15, rows)
     last = store(rows, found)
     for key, (low, high) in LIMITS.items():
         verdict = "holds" if low <= found[key] <= high else "FALLS SHORT"
@@ -164,3 +191,9 @@ def store(rows: list[dict[str, Any]], found: dict[str, float]) -> dict[str, floa
     path.write_text(json.dumps(content) + "\n")
     print(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
     return last
+
+
+POINTS = {"engine-speed": engine_is_fast, "clasp-deep-speed": clasp_pays_on_the_deep_model}
+
+if __name__ == "__main__":
+    main()
