@@ -9,7 +9,7 @@ MODEL := data/models/smollm2-135m-gguf/SmolLM2-135M-Instruct.Q4_1.gguf
 TOKENS ?= 48
 LIMIT ?= null
 
-.PHONY: setup demo test lint acceptance clean figures experiments
+.PHONY: setup demo test lint acceptance bench clean figures experiments
 
 setup: $(VENV)/ready $(MODEL)
 

@@ -1,7 +1,7 @@
 """The fast engine's layers: fused projections everywhere, prepacked weights on a CPU.
 
 A decoder reads its weights once for each pass, so a pass over 1 to some 16 rows should cost little more than one row.
-The plain CPU product does not: it repacks its weights for each call with 2 to 16 rows. oneDNN keeps them packed.
+The plain CPU product does not: it repacks its weights for each call with 3 to 16 rows. MKL and oneDNN keep them packed.
 Fused weights replace Hugging Face's own, which become views of them, so both engines compute with the same numbers;
 the packed form is a second copy in memory.
 """
@@ -22,33 +22,41 @@ from clasp_core.families import Wiring
 from clasp_core.placement import free_bytes
 
 PACKED_DTYPES = (torch.float32, torch.bfloat16)
-"""What oneDNN packs; other dtypes are fused only."""
+"""What can be packed on a CPU; other dtypes are fused only."""
 
-TYPICAL_ROWS = 8
-"""Rows for which weights are packed; the packed form serves any number."""
+PACKED_FOR = 64
+"""Rows that MKL is told to expect. Its packed form serves any number; told fewer, it is slower for more (measured)."""
 
 
 class Linear:
     """`x W^T + b` for rows `T d_in`, from weights that are packed where that is faster.
 
-    A single float32 row is a matrix-vector product, which reads the plain weights as fast as memory allows. The
-    choice depends on dtype, device and number of rows alone, so that a run can be repeated to the bit.
+    One or two float32 rows read the plain weights as fast as memory allows. Which product is used depends on dtype,
+    device and number of rows alone, so that a run can be repeated to the bit.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None):
-        self._weight = weight
+        self._weight = weight.detach()
         self._bias = bias
-        self._packed = None
-        if weight.device.type == "cpu" and weight.dtype in PACKED_DTYPES:
-            self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), TYPICAL_ROWS)
-        self._plain_rows = 1 if weight.dtype == torch.float32 else 0
+        self._many_rows = self._packed()
+        self._plain_rows = 2 if weight.dtype == torch.float32 else 0
 
     def __call__(self, rows: Tensor) -> Tensor:
         """`T d_in` -> `T d_out`."""
-        if self._packed is None or rows.shape[0] <= self._plain_rows:
+        if rows.shape[0] <= self._plain_rows:
             return linear(rows, self._weight, self._bias)
-        out: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._packed, self._bias, "none", [], "")
-        return out
+        return self._many_rows(rows)
+
+    def _packed(self) -> Callable[[Tensor], Tensor]:
+        """The product for more rows: MKL's in float32, else oneDNN's, whose calls cost some ten times more."""
+        weight, bias = self._weight, self._bias
+        if weight.device.type != "cpu" or weight.dtype not in PACKED_DTYPES:
+            return partial(linear, weight=weight, bias=bias)
+        if weight.dtype == torch.float32 and torch.backends.mkl.is_available():  # type: ignore[no-untyped-call]
+            packed = torch.ops.mkl._mkl_reorder_linear_weight(weight, PACKED_FOR)
+            return lambda rows: torch.ops.mkl._mkl_linear(rows, packed, weight, bias, rows.shape[0])
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_FOR)
+        return lambda rows: torch.ops.mkldnn._linear_pointwise(rows, packed, bias, "none", [], "")
 
 
 def fuse(modules: Sequence[nn.Linear]) -> Linear:

@@ -78,14 +78,18 @@ def test_eager_takes_nothing_from_the_fast_engine() -> None:
     assert target._blocks[0].mlp_norm is model.model.layers[0].post_attention_layernorm
 
 
-def test_float32_is_packed_for_several_rows_and_plain_for_one() -> None:
-    """One float32 row is a matrix-vector product, which needs no packing; one 16-bit row is faster packed."""
-    weight = torch.randn(24, 16)
-    assert fused.Linear(weight, None)._plain_rows == 1
-    assert fused.Linear(weight.bfloat16(), None)._plain_rows == 0
-    assert fused.Linear(weight.double(), None)._packed is None
-    bias, rows = torch.randn(24), torch.randn(3, 16)
-    assert distance(fused.Linear(weight, bias)(rows), rows @ weight.T + bias) < 1e-5
+@pytest.mark.parametrize("rows", [1, 2, 3, 8, 16, 64, 130])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("with_mkl", [True, False])
+def test_a_packed_product_is_the_plain_one_for_any_number_of_rows(
+    rows: int, dtype: torch.dtype, with_mkl: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: with_mkl)
+    weight, bias, states = (torch.randn(*shape).to(dtype) for shape in ((24, 16), (24,), (rows, 16)))
+    exact = states.double() @ weight.double().T + bias.double()
+    found = fused.Linear(weight, bias)(states)
+    assert found.dtype == dtype
+    assert float((found.double() - exact).abs().max()) < {torch.bfloat16: 0.1}.get(dtype, 1e-4)
 
 
 def test_what_is_not_plain_stays_as_it_is() -> None:
