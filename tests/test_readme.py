@@ -1,6 +1,7 @@
 """What the README shows is true: its commands run and its example method works."""
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import run as entry
 from clasp_core.decoding import Generation, decode
 from clasp_core.device import DeviceClock
 from clasp_core.drafting import NoDraft
+from clasp_core.report.__main__ import main as report
 from clasp_core.sampling import Randomness
 from clasp_core.tiny import TinyModel
 
@@ -47,6 +49,14 @@ def test_every_run_of_the_readme_works_with_the_tiny_model_in_place_of_its_own(c
     monkeypatch.setattr(sys, "argv", ["run.py", *words, "debug=smoke"])
     entry.main()
     assert list(tmp_path.glob("results/*/tiny/*/summary.json"))
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("python -m clasp_core.report")])
+def test_every_report_of_the_readme_works_on_the_committed_runs(command, tmp_path, monkeypatch, capsys):
+    shutil.copytree(ROOT / "results", tmp_path / "results", ignore=shutil.ignore_patterns("figures", "tables", "bench"))
+    monkeypatch.chdir(tmp_path)
+    report(command.split()[3:])
+    assert capsys.readouterr().out
 
 
 def test_the_example_method_is_lossless_and_drafts():
