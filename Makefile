@@ -9,7 +9,7 @@ MODEL := data/models/smollm2-135m-gguf/SmolLM2-135M-Instruct.Q4_1.gguf
 TOKENS ?= 48
 LIMIT ?= null
 
-.PHONY: setup demo test lint acceptance bench clean figures experiments
+.PHONY: setup demo test lint acceptance bench gpu-check clean figures experiments
 
 setup: $(VENV)/ready $(MODEL)
 
@@ -37,6 +37,9 @@ lint: setup
 
 acceptance: setup  ## the points that need real models or minutes, one line each
 	$(RUN) -m tests.acceptance $(POINTS)
+
+gpu-check: setup  ## what passes cost on a GPU, with random models of LLaMA-3's shapes
+	$(RUN) -m tests.acceptance.gpu $(MODELS)
 
 clean:
 	rm -rf $(VENV)

@@ -97,7 +97,7 @@ def random_llama(config: LlamaConfig, seed: int, sharpness: float, depth_gain: f
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim == 2:
-                scale = _scale(name, parameter.shape[1], sharpness, depth_gain)
+                scale = scale_of(name, parameter.shape[1], sharpness, depth_gain)
                 parameter.copy_(torch.randn(parameter.shape, generator=rng) * scale)
         discourage_repeats(model.lm_head.weight, model.model.embed_tokens.weight, sharpness)
     return model
@@ -115,7 +115,7 @@ def discourage_repeats(head: torch.Tensor, embedding: torch.Tensor, sharpness: f
     head -= (own + sharpness / head.shape[1]) * embedding
 
 
-def _scale(name: str, fan_in: int, sharpness: float, depth_gain: float) -> float:
+def scale_of(name: str, fan_in: int, sharpness: float, depth_gain: float) -> float:
     """Standard deviation of a matrix: unit rows for the embedding, 1 / sqrt(fan in) times a gain elsewhere."""
     gains = {"embed_tokens": fan_in**0.5, "q_proj": 2.0, "o_proj": depth_gain, "down_proj": 2 * depth_gain}
     gains["lm_head"] = sharpness

@@ -19,7 +19,10 @@ ROOT = Path(__file__).resolve().parents[1]
 CORE = {
     0: ("errors", "records", "metrics", "positions", "costs", "store", "provenance", "tasks", "fetch", "skip"),
     1: ("sampling", "kv_cache", "device", "attention", "families"),
-    2: ("target", "blocks", "fused", "placement", "hub", "checkpoint", "loading", "deep", "prompting", "texts", "tiny"),
+    2: (
+        *("target", "blocks", "fused", "placement", "hub", "checkpoint", "loading", "deep", "prompting", "texts"),
+        *("tiny", "synthetic"),
+    ),
     3: ("verify", "decoding", "drafting", "divergence"),
     4: ("clasp",),
     5: ("runner", "progress", "probe", "analysis"),
@@ -28,7 +31,7 @@ CORE = {
 ASIDE = ("report", "tracking")
 """They read rows only, so floor 0 is all that they may import of the core."""
 FLOORS = {f"clasp_core.{name}": floor for floor, names in CORE.items() for name in names}
-MAY_IMPORT_TRANSFORMERS = {f"clasp_core.{name}" for name in ("placement", "checkpoint", "loading", "tiny")}
+MAY_IMPORT_TRANSFORMERS = {f"clasp_core.{name}" for name in ("placement", "checkpoint", "loading", "tiny", "synthetic")}
 MAY_IMPORT_IT_LATE = {"baselines.hf_generate"}
 MAY_IMPORT_HYDRA = {"run", "clasp_core.report.__main__"}
 

@@ -19,11 +19,13 @@ from clasp_core.deep import DeepModel
 from clasp_core.fetch import SMOLLM2_135M
 from clasp_core.loading import EmbeddedModel, HubModel
 from clasp_core.placement import CHECKED_POSITIONS
+from clasp_core.synthetic import SyntheticModel
 from clasp_core.tiny import TinyModel
 
 ROOT = Path(__file__).parent.parent
 NAMES = sorted(path.stem for path in (ROOT / "conf/model").glob("[!_]*.yaml"))
-HUB = sorted(set(NAMES) - {"smollm2-135m", "smollm2-135m-deep", "tiny"})
+SYNTHETIC = {"synthetic-llama3-8b", "synthetic-llama3-70b"}
+HUB = sorted(set(NAMES) - {"smollm2-135m", "smollm2-135m-deep", "tiny"} - SYNTHETIC)
 every_model = pytest.mark.parametrize("name", NAMES)
 
 
@@ -45,14 +47,15 @@ def built(name: str, *overrides: str) -> Any:
     return instantiate(config.model, _convert_="all")
 
 
-def test_there_are_thirteen_models():
-    assert len(NAMES) == 13
+def test_there_are_fifteen_models():
+    assert len(NAMES) == 15
     assert len(HUB) == 10
 
 
 @every_model
 def test_every_model_is_built_under_its_own_name(name):
     wanted = {"smollm2-135m": EmbeddedModel, "smollm2-135m-deep": DeepModel, "tiny": TinyModel}.get(name, HubModel)
+    wanted = SyntheticModel if name in SYNTHETIC else wanted
     model = built(name)
     assert type(model) is wanted
     assert model.name == name
@@ -101,7 +104,7 @@ def test_scale_of_the_expanded_model_can_be_overridden():
     assert built("smollm2-135m-deep", "base.gguf=x").base.gguf == "x"
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "smollm2-135m-deep"])
+@pytest.mark.parametrize("name", sorted(set(NAMES) - {"smollm2-135m-deep"} - SYNTHETIC))
 def test_settings_that_a_model_has_not_are_refused(name):
     with pytest.raises(HydraException, match="epsilon"):
         built(name, "epsilon=0.1")

@@ -150,7 +150,7 @@ def clasp_pays_on_the_deep_model() -> Point:
     worst = grades(of["ar"], of["clasp"], greedy=True).worst
     assert total is not None
     assert steps is not None
-    efficiency, low = steps.efficiency or 0.0, total.low or 0.0
+    efficiency, low = steps.efficiency, total.low or 0.0
     holds = total.value >= 1.25 and low > 1.1 and efficiency >= 0.85 and worst == "exact"
     return Point(
         holds,
