@@ -115,6 +115,8 @@ def run_job(config: dict[str, Any], shelf: Shelf) -> Path:
     """One run of one configuration, from the checks to the printed table; returns its folder."""
     if unknown := sorted(set(config) - {entry.name for entry in fields(Schema)}):
         raise UserError(f"unknown key {unknown[0]!r}{nearest(unknown[0], list(known_keys()))}")
+    if absent := sorted({entry.name for entry in fields(Schema)} - set(config)):
+        raise UserError(f"{absent[0]} was deleted, and every run needs it; drop ~{absent[0]}")
     check_settings(config)
     device.set_threads(config["num_threads"])
     if config["search"]:
@@ -266,7 +268,7 @@ def build(node: Any, place: str) -> Any:
             raise UserError(f"{place} names _target_ {target!r}; it must lie in {' or '.join(OWN_PACKAGES)}")
     if not isinstance(node, Mapping) or "_target_" not in node:
         raise UserError(
-            f"{place} has options but is not selected: {dict(node) if node else node!r}; add "
+            f"{place} has options but is not selected: {node!r}; add "
             f"{place.replace('.', '=', 1)} to the command, or drop the option"
         )
     check_types(node, place)
@@ -393,6 +395,8 @@ def explain(error: Exception) -> str:
 
 def explain_key(name: str) -> str:
     """Which choice an unselected option belongs to, or what is near an unknown one."""
+    if name in CHOSEN:
+        return f"{name} takes the name of a choice: {', '.join(choices(name))}"
     places = known_keys()
     if choices_of := places.get(name):
         group = name.partition(".")[0]
