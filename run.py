@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import hydra
 import typeguard
@@ -31,7 +31,7 @@ from clasp_core import device, provenance
 from clasp_core.analysis import Analysis, Reader
 from clasp_core.checkpoint import LoadedModel
 from clasp_core.decoding import Generation
-from clasp_core.drafting import SearchedOffline
+from clasp_core.drafting import Described, SearchedOffline
 from clasp_core.errors import UserError
 from clasp_core.metrics import c_bytes
 from clasp_core.progress import Bar, Together
@@ -40,6 +40,7 @@ from clasp_core.records import Manifest, Question, TurnRecord
 from clasp_core.report.summary import render, summarise
 from clasp_core.runner import Method, Plan, Runner
 from clasp_core.sampling import Sampling
+from clasp_core.settings import check_choices, check_settings
 from clasp_core.store import RunStore, new_run_id, read_run
 from clasp_core.target import Engine
 from clasp_core.texts import texts
@@ -49,6 +50,9 @@ REPOSITORY = Path(__file__).resolve().parent
 CONF = REPOSITORY / "conf"
 OWN_PACKAGES = ("clasp_core.", "baselines.")
 GROUPS = ("model", "method", "task", "reference", "search", "analysis", "tracker")
+CHOSEN = (*GROUPS, "debug", "experiment")
+"""Every group that a command line chooses from."""
+
 BUSY_CORES = 0.4
 """More than that in use by others before a run starts is worth a note."""
 
@@ -116,6 +120,9 @@ def run_job(config: dict[str, Any], shelf: Shelf) -> Path:
     """One run of one configuration, from the checks to the printed table; returns its folder."""
     if unknown := sorted(set(config) - {entry.name for entry in fields(Schema)}):
         raise UserError(f"unknown key {unknown[0]!r}{nearest(unknown[0], list(known_keys()))}")
+    if absent := sorted({entry.name for entry in fields(Schema)} - set(config)):
+        raise UserError(f"{absent[0]} was deleted, and every run needs it; drop ~{absent[0]}")
+    check_settings(config)
     device.set_threads(config["num_threads"])
     if config["search"]:
         return search(config, shelf)
@@ -196,8 +203,9 @@ def measure(
     """Check and warm up, then run into the store; whatever happens, the manifest's last line says how it ended."""
     clock = device.DeviceClock(model.target.devices, model.target.device)
     runner = Runner(model.target, prompter, plan, clock, device.energy_meter(model.target.devices))
-    runner.check()
-    manifest = replace(manifest, offline_search_s=offline_search_s(plan.methods))
+    notes = [*manifest.notes, *runner.check()]
+    manifest = replace(manifest, offline_search_s=offline_search_s(plan.methods), notes=notes)
+    manifest = with_described(manifest, plan.methods, not_in_hash(config))
     store, manifest, rows = open_store(manifest, config)
     with store, tracker.watch(store.folder) as watcher:
         num_turns = sum(len(stream) for stream in runner.slots())
@@ -255,6 +263,15 @@ def offline_search_s(methods: Mapping[str, Method]) -> dict[str, float]:
     return {name: seconds for name, seconds in found.items() if seconds is not None}
 
 
+def with_described(manifest: Manifest, methods: Mapping[str, Method], ignored: Sequence[str]) -> Manifest:
+    """The manifest with what decides the rows beside the configuration (a draft model's weights), hash included."""
+    parts = {name: m.describe() for name, m in methods.items() if isinstance(m, Described)}
+    if not parts:
+        return manifest
+    settings = {**manifest.config, "described": parts}
+    return replace(manifest, config=settings, config_hash=provenance.config_hash(settings, ignored))
+
+
 def build_methods(config: Mapping[str, Any]) -> tuple[dict[str, Method], str | None]:
     """The reference (named `ar`) and the selected methods; a method of that name gets another one."""
     methods: dict[str, Method] = {}
@@ -272,7 +289,7 @@ def build_methods(config: Mapping[str, Any]) -> tuple[dict[str, Method], str | N
 def build_questions(config: Mapping[str, Any]) -> list[Question]:
     """The questions of all selected tasks."""
     nodes = {name: node for name, node in config["task"].items() if name != "subtasks"}
-    only = {"subtasks": config["task"]["subtasks"]} if config["task"]["subtasks"] else {}
+    only = {"subtasks": config["task"]["subtasks"]} if config["task"]["subtasks"] is not None else {}
     tasks = [build({**node, **only}, f"task.{name}") for name, node in nodes.items()]
     questions = [question for task in tasks for question in task.questions(config["limit"])]
     if not questions:
@@ -290,7 +307,7 @@ def build(node: Any, place: str) -> Any:
             raise UserError(f"{place} names _target_ {target!r}; it must lie in {' or '.join(OWN_PACKAGES)}")
     if not isinstance(node, Mapping) or "_target_" not in node:
         raise UserError(
-            f"{place} has options but is not selected: {dict(node) if node else node!r}; add "
+            f"{place} has options but is not selected: {node!r}; add "
             f"{place.replace('.', '=', 1)} to the command, or drop the option"
         )
     check_types(node, place)
@@ -304,7 +321,12 @@ def build(node: Any, place: str) -> Any:
 
 def check_types(node: Mapping[str, Any], place: str) -> None:
     """Refuse a value whose type is not the one that the constructor of `_target_` declares."""
-    hints = typing.get_type_hints(constructor := hydra.utils.get_object(node["_target_"]))
+    try:
+        hints = typing.get_type_hints(constructor := hydra.utils.get_object(node["_target_"]))
+    except ImportError:
+        raise UserError(
+            f"{place} names _target_ {node['_target_']!r}, which does not exist; correct its name"
+        ) from None
     if isinstance(constructor, type):
         hints = typing.get_type_hints(constructor.__init__)
     for key, value in node.items():
@@ -413,13 +435,15 @@ def explain(error: Exception) -> str:
 
 def explain_key(name: str) -> str:
     """Which choice an unselected option belongs to, or what is near an unknown one."""
+    if name in CHOSEN:
+        return f"{name} takes the name of a choice: {', '.join(choices(name))}"
     places = known_keys()
     if choices_of := places.get(name):
         group = name.partition(".")[0]
         return (
             f"{name} belongs to {group}={' or '.join(sorted(choices_of))}, which is not selected; add it to the command"
         )
-    return f"unknown key {name!r}{nearest(name, list(places))}"
+    return f"unknown key {name!r}{nearest(name, [*places, *CHOSEN])}"
 
 
 def nearest(value: str, known: Sequence[str]) -> str:
@@ -459,7 +483,13 @@ def register() -> None:
     OmegaConf.register_new_resolver("token", lambda: uuid.uuid4().hex[:6], use_cache=True, replace=True)
     OmegaConf.register_new_resolver("repository", lambda: os.path.relpath(REPOSITORY), replace=True)
     OmegaConf.register_new_resolver("sweep", sweep, replace=True)
+    OmegaConf.register_new_resolver("choices", listed_choices, replace=True)
     ConfigStore.instance().store(name="schema", node=Schema)
+
+
+def listed_choices() -> str:
+    """The groups and their files for `--help`; those that only others include (`_hub`) are left out."""
+    return "\n".join(f"{group}: {', '.join(choices(group))}" for group in CHOSEN)
 
 
 def sweep() -> str | None:
@@ -470,9 +500,13 @@ def sweep() -> str | None:
 
 
 def main() -> None:
-    """Run the job or the sweep; mistakes end in one line and exit code 2, failed turns and jobs likewise."""
+    """Run the job or the sweep; mistakes end in one line and exit code 2, failed turns and jobs likewise.
+
+    Ctrl-C before anything is stored: exit code 130.
+    """
     if dashed := [word for word in sys.argv[1:] if re.match(r"--[\w.]+=", word)]:
-        sys.exit(f"error: {dashed[0]!r} has dashes; options are written key=value, such as {dashed[0].lstrip('-')}")
+        fail(f"{dashed[0]!r} has dashes; options are written key=value, such as {dashed[0].lstrip('-')}")
+    sys.argv[1:] = sorted(sys.argv[1:], key=lambda word: word not in ("-m", "--multirun"))  # Hydra wants it first
     register()
     os.environ["HYDRA_FULL_ERROR"] = "1"
     shelf = Shelf()
@@ -482,12 +516,13 @@ def main() -> None:
         config = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
         status: dict[str, Any] = {"status": "failed", "folder": None, "error": None}
         try:
+            check_choices(HydraConfig.get().overrides.task, CHOSEN)
             status["folder"] = str(run_job(config, shelf))
             status["status"] = "ok"
         except UserError as error:
             status["error"] = str(error)
             if HydraConfig.get().mode == RunMode.RUN:
-                raise SystemExit(f"error: {error}") from None
+                fail(str(error))
             print(f"error in job {HydraConfig.get().job.num}: {error}", file=sys.stderr)
             raise
         except BaseException as error:
@@ -497,11 +532,20 @@ def main() -> None:
             Path(HydraConfig.get().runtime.output_dir, "status.json").write_text(json.dumps(status) + "\n")
 
     try:
+        check_choices(sys.argv[1:], CHOSEN)
         job()
     except UserError as error:
-        sys.exit(f"error: {error}")
+        fail(str(error))
     except (HydraException, OmegaConfBaseException) as error:
-        sys.exit(f"error: {explain(error)}")
+        fail(explain(error))
+    except KeyboardInterrupt:
+        fail("interrupted before anything was stored; start again with the same command", code=130)
+
+
+def fail(message: str, code: int = 2) -> NoReturn:
+    """End with one line on standard error."""
+    print(f"error: {message}", file=sys.stderr)
+    raise SystemExit(code)
 
 
 if __name__ == "__main__":

@@ -7,13 +7,14 @@ full acceptance and takes 1 away otherwise (`heuristic`), without a confidence e
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from clasp_core.attention import Span
+from clasp_core.checkpoint import fingerprint
 from clasp_core.decoding import Turn, Verified
 from clasp_core.drafting import ChainRule, FixedExit, one_of
 from clasp_core.errors import UserError
@@ -74,6 +75,10 @@ class DraftModel:
                 f"the draft model has a vocabulary of {self._drafter.vocab_size}, the target one of "
                 f"{target.vocab_size}; method.sps.model must share the target's tokenizer"
             )
+
+    def describe(self) -> Mapping[str, Any]:
+        """The draft model's fingerprint: its weights decide what is drafted."""
+        return {"draft_model": fingerprint(self._model.model)}
 
     def start(self, turn: Turn, prompt: Sequence[int], prefill: Verified) -> int:
         """An empty cache for the drafter, and the initial draft length."""

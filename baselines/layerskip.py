@@ -37,6 +37,8 @@ class EarlyExit:
     ):
         if (exit_layer is None) == (exit_ratio is None):
             raise UserError(f"exit_layer is {exit_layer} and exit_ratio is {exit_ratio}; set exactly one of them")
+        if exit_ratio is not None and not 0 < exit_ratio < 1:
+            raise UserError(f"exit_ratio is {exit_ratio}; it must satisfy 0 < exit_ratio < 1, such as 0.5")
         self._exit = (exit_layer, exit_ratio)
         self._chain = ChainRule(num_speculations, draft_sampling=draft_sampling)
         self._turn: Turn

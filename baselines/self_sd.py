@@ -92,6 +92,11 @@ class FixedSetPolicy:
             self._skip = self.stored.skip
         else:
             self._skip = LayerSkip.sublayers(target.num_layers, **self._skip_set)
+        if not 0 < self._skip.num_skipped_sublayers < 2 * target.num_layers:
+            raise UserError(
+                f"skip_set {self._skip_set!r} skips {self._skip.num_skipped_sublayers} of {2 * target.num_layers} "
+                f"sub-layers; it must skip 1 to {2 * target.num_layers - 1} (method=ar skips nothing)"
+            )
 
     def start(self, turn: Turn, prompt: Sequence[int], prefill: Verified) -> int:
         """Nothing is searched here."""

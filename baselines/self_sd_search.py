@@ -251,7 +251,7 @@ class SelfSDSearch:
     limit) likewise, and is looked at between evaluations. `num_skipped_sublayers` fixes the count (a whole layer
     counts two); None leaves it free between `min_share` and `max_share` of 2L. `costs`: by the clock, once at the
     start, or `bytes`, which no slow spell can touch (and in which a wide verification is free). Interrupted, it
-    keeps the best so far; the same command goes on.
+    keeps the best so far and ends in a `UserError`; the same command goes on.
     """
 
     prompts: str
@@ -275,6 +275,10 @@ class SelfSDSearch:
         for name, fewest in (("num_prompts", 1), ("tokens", 3), ("evaluations", 1), ("max_draft_len", 1)):
             if getattr(self, name) < fewest:
                 raise UserError(f"search.{name} is {getattr(self, name)}; it must be at least {fewest}")
+        if not 0 <= self.seed < 2**32:
+            raise UserError(f"search.seed is {self.seed}; it must lie between 0 and {2**32 - 1}")
+        if self.seconds is not None and not 0 < self.seconds < math.inf:
+            raise UserError(f"search.seconds is {self.seconds}; it must be a positive number, or null for no limit")
         if not 0 <= self.min_share <= self.max_share <= 1:
             raise UserError(f"search.min_share {self.min_share} and max_share {self.max_share} must ascend in [0, 1]")
 
@@ -296,6 +300,8 @@ class SelfSDSearch:
             raise UserError("interrupted before there was a result; the same command goes on") from None
         _write(path, self._result(model, settings, log, best, status))
         print(f"{status}: {len(log.evaluations)} distinct sets in {log.seconds:.0f} s; {_said(best)}")
+        if status == "interrupted":
+            raise UserError(f"interrupted; the best set so far is in {path}, and the same command goes on")
         return path
 
     def bounds(self, num_layers: int) -> Bounds:

@@ -228,7 +228,9 @@ class ClaspPolicy:
 def skip_count(num_skipped: int | None, skip_ratio: float | None, num_layers: int) -> int:
     """M layers of L; a count outside 0 < M < L is refused."""
     if num_skipped is None:
-        num_skipped = round((skip_ratio or 0.0) * num_layers)
+        if skip_ratio is None or not 0 < skip_ratio < 1:
+            raise UserError(f"skip_ratio is {skip_ratio}; it must satisfy 0 < skip_ratio < 1, such as 0.5")
+        num_skipped = round(skip_ratio * num_layers)
     if not 0 < num_skipped < num_layers:
         raise UserError(
             f"num_skipped is {num_skipped}; a model of {num_layers} layers takes 1 to {num_layers - 1} "

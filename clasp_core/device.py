@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+
+from clasp_core.errors import UserError
+
+MOST_THREADS_PER_CORE = 4
+"""More only wait for each other, and a huge number ends the process."""
 
 
 class Mark(Protocol):
@@ -138,7 +144,10 @@ def energy_meter(devices: Sequence[torch.device], nvml: Nvml | None = None) -> E
 
 def set_threads(num_threads: int | None) -> int:
     """Use that many CPU threads (None: leave torch's choice) and say how many there are."""
+    most = MOST_THREADS_PER_CORE * (os.cpu_count() or 1)
     if num_threads is not None:
+        if not 1 <= num_threads <= most:
+            raise UserError(f"num_threads is {num_threads}; it must lie between 1 and {most} here, or be null")
         torch.set_num_threads(num_threads)
     return torch.get_num_threads()
 

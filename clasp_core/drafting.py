@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -69,6 +69,14 @@ class SearchedOffline(Protocol):
 
     def offline_search_s(self) -> float | None:
         """Seconds that the search took; None where they are unknown. Known once a stream has started."""
+
+
+@runtime_checkable
+class Described(Protocol):
+    """A method whose rows depend on more than its options and the target."""
+
+    def describe(self) -> Mapping[str, Any]:
+        """Plain data that tells it from others (a draft model's fingerprint). Known once a stream has started."""
 
 
 class ExitRule(Protocol):

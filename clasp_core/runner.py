@@ -91,6 +91,13 @@ class Plan:
             raise UserError(f"history is {self.history!r}; it must be reference or own")
         if self.repeats < 1:
             raise UserError(f"repeats is {self.repeats}; it must be at least 1")
+        if self.warm_up_tokens < 1:
+            raise UserError(f"warm_up_tokens is {self.warm_up_tokens}; it must be at least 1")
+        replaying = [name for name, method in self.methods.items() if isinstance(method, Informed)]
+        if self.reference is None and replaying:
+            raise UserError(
+                f"method {replaying[0]} replays the reference's answer, and reference=none; use reference=ar"
+            )
         if self.history == "reference" and self.reference is None and any(len(q.turns) > 1 for q in self.questions):
             raise UserError("history=reference needs a reference for second turns; use history=own with reference=none")
 
@@ -135,17 +142,24 @@ class Runner:
                         index += 1
                 yield stream
 
-    def check(self) -> None:
+    def check(self) -> list[str]:
         """Refuse what cannot be run, before anything is timed: misfit methods and prompts that are too long.
 
-        Later turns are checked with empty answers here, and again when their prompt is known.
+        Later turns are checked with empty answers here, and again when their prompt is known; returns a note if
+        earlier answers may yet make one too long.
         """
+        unsure = []
         for method in self._plan.methods.values():
             method.start_stream(self._target)
         for question in self._plan.questions:
             for turn in range(len(question.turns)):
                 ids = self._prompter.ids(question.turns[: turn + 1], [""] * turn)
                 self._check_length(question, turn, len(ids))
+                if turn == 0:
+                    self._check_warm_up(len(ids))
+                elif self._exceeds(len(ids), (turn + 1) * self._plan.generation.max_new_tokens):
+                    unsure.append(f"question {question.question_id}, turn {turn}")
+        return [self._may_exceed(unsure)] if unsure else []
 
     def warm_up(self) -> None:
         """Each method answers a short and a long prompt that are in no benchmark; nothing is stored or kept."""
@@ -286,6 +300,24 @@ class Runner:
                 f"question {question.question_id}, turn {turn}: a prompt of {num_prompt} tokens and a budget of "
                 f"{budget} exceed the model's context of {limit}; lower generation.max_new_tokens or choose other tasks"
             )
+
+    def _check_warm_up(self, num_prompt: int) -> None:
+        num_tokens = self._plan.warm_up_tokens
+        if self._exceeds(num_prompt, num_tokens):
+            raise UserError(
+                f"warm_up_tokens is {num_tokens}; behind a prompt of {num_prompt} tokens that exceeds the model's "
+                f"context of {self._plan.max_positions}; lower it"
+            )
+
+    def _exceeds(self, num_prompt: int, num_new: int) -> bool:
+        return self._plan.max_positions is not None and num_prompt + num_new > self._plan.max_positions
+
+    def _may_exceed(self, places: Sequence[str]) -> str:
+        return (
+            f"{len(places)} later turn(s), the first {places[0]}, may exceed the model's context of "
+            f"{self._plan.max_positions} after long answers and would then be rows with an error; "
+            "a lower generation.max_new_tokens avoids that"
+        )
 
     def _filler(self, length: int) -> list[int]:
         text = WARM_UP_TEXT

@@ -13,6 +13,9 @@ from torch import Tensor
 
 from clasp_core.errors import NonFiniteLogits, UserError
 
+SMALLEST_TEMPERATURE = 1e-6
+"""Below it a quotient of logits may leave float32; what is drawn there is the most probable token anyway."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
@@ -23,8 +26,10 @@ class Sampling:
     top_p: float = 1.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.temperature < float("inf"):
-            raise UserError(f"temperature is {self.temperature}; it must be 0 (greedy) or a positive number")
+        if self.temperature != 0 and not SMALLEST_TEMPERATURE <= self.temperature < float("inf"):
+            raise UserError(
+                f"temperature is {self.temperature}; it must be 0 (greedy) or a number from {SMALLEST_TEMPERATURE} on"
+            )
         if self.top_k < 0:
             raise UserError(f"top_k is {self.top_k}; it must be 0 (off) or a positive count")
         if not 0 < self.top_p <= 1:

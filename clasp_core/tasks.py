@@ -158,6 +158,8 @@ def _parse(line: bytes, categories: Mapping[str, str]) -> Question:
     """The question of one line; raises ValueError with what is wrong and the way out."""
     try:
         row = json.loads(line.decode("utf-8-sig"))
+    except RecursionError:
+        raise ValueError(f"nested too deeply: {_short(line)}; write one flat object per line") from None
     except ValueError as error:
         raise ValueError(f"not JSON in UTF-8 ({error}): {_short(line)}; write one object per line") from error
     if not isinstance(row, dict):
@@ -185,6 +187,10 @@ def _turns(turns: Sequence[Any]) -> tuple[str, ...]:
     for turn in turns:
         if not isinstance(turn, str) or not turn.strip():
             raise ValueError(f"field 'turns' holds {_short(turn)}; each turn must be a text that is not blank")
+        if any("\ud800" <= character <= "\udfff" for character in turn):
+            raise ValueError(
+                f"field 'turns' holds {_short(turn)} with half a surrogate pair; write the whole character"
+            )
     return tuple(turns)
 
 

@@ -55,6 +55,9 @@ class TinyModel:
 
     def config(self) -> LlamaConfig:
         """The Llama configuration."""
+        for key in ("num_layers", "width", "num_heads", "num_kv_heads", "vocab_size", "max_position_embeddings"):
+            if getattr(self, key) < 1:
+                raise UserError(f"model.{key} is {getattr(self, key)}; it must be at least 1")
         if self.width % self.num_heads or self.num_heads % self.num_kv_heads or (self.width // self.num_heads) % 2:
             raise UserError(
                 f"width {self.width} must be an even multiple of {self.num_heads} heads, and these a multiple of "

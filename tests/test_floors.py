@@ -17,7 +17,19 @@ import torch
 
 ROOT = Path(__file__).resolve().parents[1]
 CORE = {
-    0: ("errors", "records", "metrics", "positions", "costs", "store", "provenance", "tasks", "fetch", "skip"),
+    0: (
+        "errors",
+        "settings",
+        "records",
+        "metrics",
+        "positions",
+        "costs",
+        "store",
+        "provenance",
+        "tasks",
+        "fetch",
+        "skip",
+    ),
     1: ("sampling", "kv_cache", "device", "attention", "families"),
     2: (
         *("target", "blocks", "fused", "placement", "hub", "checkpoint", "loading", "deep", "prompting", "texts"),

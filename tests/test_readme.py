@@ -1,6 +1,7 @@
 """What the README shows is true: its commands run and its example method works."""
 
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -38,13 +39,36 @@ def test_every_make_target_of_the_readme_exists(target):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_shell_that_expands_brackets_leaves_the_commands_of_the_readme_alone(command):
+    assert not any(mark in re.sub(r"'[^']*'", "", command) for mark in "[]*?{}")
+
+
+def test_another_torch_is_installed_although_the_environment_is_ready(tmp_path):
+    """What make would do in a folder whose environment has another torch, or this one, already."""
+    pins = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line.startswith("torch==")]
+    shown = re.search(r"make setup TORCH='([^']+)'", TEXT)[1]
+    assert [shown] != pins
+    for name in ("Makefile", "constraints.txt", "pyproject.toml"):
+        (tmp_path / name).write_text((ROOT / name).read_text())
+    (tmp_path / ".venv").mkdir()
+    (tmp_path / ".venv" / f"ready-{pins[0]}").touch()
+
+    def planned(*words):
+        done = subprocess.run(["make", "-n", "setup", *words], cwd=tmp_path, capture_output=True, text=True, check=True)
+        return done.stdout
+
+    assert "pip install" not in planned()
+    assert f"'{shown}'" in planned(f"TORCH={shown}")
+
+
 @pytest.mark.parametrize("command", RUNS)
 def test_every_run_of_the_readme_works_with_the_tiny_model_in_place_of_its_own(command, tmp_path, monkeypatch):
     """Whatever does not fit a six-layer model of 260 tokens or this machine is scaled down; the rest is as shown."""
     model = re.search(r"model=(\S+)", command)
     assert model is None or (ROOT / "conf" / "model" / f"{model[1]}.yaml").is_file()
     small = re.sub(r"model=\S+", "model=tiny", command).replace("spec_bench", "sample").replace("8,15,22", "1,2,3")
-    words = re.sub(r"limit=\d+", "", small).split()[2:]
+    words = shlex.split(re.sub(r"limit=\d+", "", small))[2:]
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["run.py", *words, "debug=smoke"])
     entry.main()

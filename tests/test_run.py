@@ -26,12 +26,15 @@ def command(tmp_path, monkeypatch, capfd):
 
     def call(*words):
         monkeypatch.setattr(sys, "argv", ["run.py", *words])
-        message = None
+        code = 0
         try:
             entry.main()
         except SystemExit as end:
-            message = end.code
-        return message, capfd.readouterr()
+            code = end.code
+        assert code in (0, 2)
+        out = capfd.readouterr()
+        errors = [line for line in out.err.splitlines() if line.startswith("error: ")]
+        return (errors[-1] if errors else None), out
 
     return call
 
@@ -90,9 +93,46 @@ MISTAKES = {
     "method.clasp.exit_threshold=2": "exit_threshold is 2; it is a probability",
     "method.clasp.max_draft_len=0": "max_draft_len is 0; it must be at least 1",
     "method.clasp.num_skipped=3": "set exactly one of them",
+    "method.clasp.skip_ratio=2": "skip_ratio is 2; it must satisfy 0 < skip_ratio < 1",
+    "method.clasp.skip_ratio=-1": "skip_ratio is -1; it must satisfy 0 < skip_ratio < 1",
+    "method.clasp.skip_ratio=nan": "method.clasp.skip_ratio is nan; it must be a finite number",
+    "method.clasp.skip_ratio=inf": "method.clasp.skip_ratio is inf; it must be a finite number",
+    "method=layerskip method.layerskip.exit_ratio=nan": "method.layerskip.exit_ratio is nan",
+    "method=layerskip method.layerskip.exit_ratio=1": "exit_ratio is 1; it must satisfy 0 < exit_ratio < 1",
     "method.clasp.skip_ratio=0.99": "num_skipped is 6; a model of 6 layers takes 1 to 5",
     "method.clasp.reading.reset=never": "method.clasp.reading.reset is 'never'",
     "method.clasp._target_=os.system": "must lie in clasp_core. or baselines.",
+    "method.clasp._target_=clasp_core.nope.X": "_target_ 'clasp_core.nope.X', which does not exist",
+    "method=[clasp,clasp]": "method=[clasp,clasp] names clasp twice",
+    "task=[sample,sample]": "task=[sample,sample] names sample twice",
+    "method=null": "method=null is no choice; name a file of conf/method/",
+    "model=null": "model=null is no choice; name a file of conf/model/",
+    "model=3": "model=3 is no choice",
+    "modle=tiny": "unknown key 'modle'; did you mean model",
+    "methd=clasp": "unknown key 'methd'; did you mean method",
+    "serach=self_sd": "unknown key 'serach'; did you mean search",
+    "model.num_layers=0": "model.num_layers is 0; it must be at least 1",
+    "method=oracle reference=none": "method oracle replays the reference's answer, and reference=none",
+    "method=self_sd method.self_sd.skip_set={attn:[],mlp:[]}": "skips 0 of 12 sub-layers; it must skip 1 to 11",
+    "method=self_sd method.self_sd.skip_set={attn:[0,1,2,3,4,5],mlp:[0,1,2,3,4,5]}": "skips 12 of 12 sub-layers",
+    "search=self_sd search.seed=-1": "search.seed is -1; it must lie between 0 and",
+    "search=self_sd search.seconds=nan": "search.seconds is nan",
+    "search=self_sd search.seconds=-1": "search.seconds is -1",
+    "num_threads=0": "num_threads is 0; it must lie between 1 and",
+    "num_threads=-1": "num_threads is -1; it must lie between 1 and",
+    "num_threads=100000000": "num_threads is 100000000; it must lie between 1 and",
+    "warm_up_tokens=0": "warm_up_tokens is 0; it must be at least 1",
+    "warm_up_tokens=-2": "warm_up_tokens is -2; it must be at least 1",
+    "warm_up_tokens=100000": "warm_up_tokens is 100000; behind a prompt",
+    "results_dir=": "results_dir is ''; it must name a folder",
+    "task.subtasks=[]": "subtasks is an empty list",
+    "generation.temperature=1e-46": "temperature is 1e-46; it must be 0 (greedy) or a number from 1e-06 on",
+    "generation.temperature=1e-300": "temperature is 1e-300",
+    "generation.temperature=nan": "generation.temperature is nan",
+    "~generation": "generation was deleted, and every run needs it",
+    "model={a:1}": "model takes the name of a choice: llama",
+    "method.clasp=3": "method.clasp has options but is not selected: 3",
+    "+foo.x=3": "unknown key 'foo'",
     "+method.foo.x=3": "method.foo has options but is not selected",
     "method=[]": "nothing to run",
     "task=[]": "no questions",
@@ -117,13 +157,71 @@ MISTAKES = {
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_ends_in_one_clear_line_and_leaves_nothing_behind(command, tmp_path, mistake):
     extra = ("reference=none",) if mistake == "method=[]" else ()
-    message, out = command(*SMALL, mistake, *extra)
+    message, out = command(*SMALL, *mistake.split(), *extra)
     assert isinstance(message, str)
     assert message.startswith("error: ")
     assert "\n" not in message
     assert MISTAKES[mistake] in message
     assert "Traceback" not in out.err
     assert folders(tmp_path) == []
+
+
+SWEPT = {
+    "method=[clasp,clasp],[pld]": "names clasp twice",
+    "model=tiny,null": "model=null is no choice",
+}
+
+
+@pytest.mark.parametrize("mistake", SWEPT)
+def test_a_mistake_in_a_sweep_ends_in_one_clear_line(command, tmp_path, mistake):
+    message, _ = command("-m", *SMALL, "limit=0", mistake)
+    assert SWEPT[mistake] in message
+    assert folders(tmp_path) == []
+
+
+def test_m_may_stand_behind_the_options(command, tmp_path):
+    message, _ = command(*SMALL, "-m", "seed=1,2")
+    assert message is None
+    assert sorted(read_run(folder)[0].config["seed"] for folder in folders(tmp_path)) == [1, 2]
+
+
+def test_help_lists_the_choices_and_no_file_that_only_others_include(command):
+    message, out = command("--help")
+    assert message is None
+    assert "method: ar, clasp" in out.out
+    assert "smollm2-135m-deep" in out.out
+    assert "max_new_tokens" in out.out
+    assert "_hub" not in out.out
+
+
+@pytest.mark.parametrize("where", ["run_job", "main"])
+def test_ctrl_c_before_anything_is_stored_ends_in_one_line(tmp_path, monkeypatch, capfd, where):
+    def stop(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    monkeypatch.setattr(sys, "argv", ["run.py", *SMALL])
+    monkeypatch.setattr(entry, "build_questions" if where == "run_job" else "check_choices", stop)
+    with pytest.raises(SystemExit) as end:
+        entry.main()
+    assert end.value.code == 130
+    assert (
+        capfd.readouterr().err == "error: interrupted before anything was stored; start again with the same command\n"
+    )
+    assert folders(tmp_path) == []
+
+
+def test_the_draft_models_weights_are_part_of_what_decides_the_rows(command, tmp_path):
+    words = ("method=sps", "method.sps.model._target_=clasp_core.tiny.TinyModel")
+    absent = [f"~method.sps.model.{key}" for key in ("gguf", "cache_dir", "sha256")]
+    for seed in (1, 2):
+        message, _ = command(*SMALL, *words, *absent, f"+method.sps.model.seed={seed}")
+        assert message is None
+    first, second = (read_run(folder)[0] for folder in folders(tmp_path))
+    fingerprints = [m.config["described"]["sps"]["draft_model"] for m in (first, second)]
+    assert fingerprints[0] != fingerprints[1]
+    assert first.fingerprint == second.fingerprint
 
 
 def test_an_option_of_a_method_that_is_not_selected_is_named_as_such(command):

@@ -180,6 +180,26 @@ def test_a_prompt_that_does_not_fit_is_refused_before_anything_runs(model):
         run(model, {}, generation=Generation(2040, frozenset()))
 
 
+def test_a_later_turn_that_long_answers_may_make_too_long_is_noted_and_not_refused(model):
+    clock = DeviceClock(model.target.devices, model.target.device)
+
+    def notes(budget):
+        plan = plan_of(model, {}, generation=Generation(budget, frozenset()))
+        return Runner(model.target, Prompter(model.tokenizer, "chat"), plan, clock).check()
+
+    room = model.max_positions - len(Prompter(model.tokenizer, "chat").ids(QUESTIONS[1].turns, [""]))
+    assert notes(room // 2) == []
+    assert len(notes(room // 2 + 1)) == 1
+    assert "1 later turn(s), the first question 2, turn 1, may exceed the model's context of 2048" in notes(room)[0]
+    with pytest.raises(UserError, match="question 2, turn 1: a prompt"):
+        notes(room + 1)
+
+
+def test_a_warm_up_that_does_not_fit_is_refused_before_anything_runs(model):
+    with pytest.raises(UserError, match="warm_up_tokens is 2040; behind a prompt of"):
+        run(model, {}, warm_up_tokens=2040)
+
+
 def test_a_skip_count_that_the_model_does_not_have_is_refused_before_anything_runs(model):
     with pytest.raises(UserError, match="num_skipped is 4; a model of 4 layers takes 1 to 3"):
         run(model, {"clasp": clasp(4, None, 1, 0.5, 4)})
@@ -198,6 +218,7 @@ def test_settings_that_make_no_sense_are_refused(model):
         ({"history": "mine"}, "history is 'mine'"),
         ({"repeats": 0}, "repeats is 0"),
         ({"reference": None}, "history=own"),
+        ({"warm_up_tokens": 0}, "warm_up_tokens is 0; it must be at least 1"),
     ):
         with pytest.raises(UserError, match=text):
             plan_of(model, {}, **changes)

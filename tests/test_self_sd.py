@@ -313,8 +313,10 @@ def test_an_interrupted_search_keeps_its_best_and_goes_on(
             raise KeyboardInterrupt
         decoded.append(skip)
 
-    with watched(Replay, "counts", stop):
-        path, row = run(model, tmp_path)
+    with watched(Replay, "counts", stop), pytest.raises(UserError, match=r"interrupted; .* the same command goes on"):
+        run(model, tmp_path)
+    path = next(tmp_path.glob("*.json"))
+    row = json.loads(path.read_text())
     assert row["search"]["status"] == "interrupted"
     assert row["search"]["num_evaluations"] == 12
     assert row["search"]["value"] == max(value for _, value, _ in history(found)[:12])

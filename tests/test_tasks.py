@@ -177,6 +177,11 @@ FAULTS: dict[str, tuple[str | bytes, str]] = {
     "turns a text": (line(turns="why?"), r"'turns' is 'why\?', must be of type list"),
     "turns empty": (line(turns=[]), "'turns' is an empty list"),
     "turn blank": (line(turns=["why?", " \n"]), r"'turns' holds ' \\n'"),
+    "turn with half a character": (
+        b'{"question_id": 1, "category": "qa", "turns": ["a \\ud800 b"]}\n',
+        r"'turns' holds 'a \\ud800 b' with half a surrogate pair",
+    ),
+    "nested without end": ("[" * 200_000 + "\n", "nested too deeply"),
     "turn a number": (line(turns=[4]), "'turns' holds 4"),
     "reference a text": (line(reference="because"), "'reference' is 'because'"),
 }

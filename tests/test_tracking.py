@@ -60,7 +60,7 @@ def launch(folder, *words):
         try:
             entry.main()
         except SystemExit as end:
-            message = end.code
+            message = errors.getvalue().splitlines()[-1] if end.code else None
     return message, errors.getvalue()
 
 
