@@ -32,7 +32,7 @@ from clasp_core.checkpoint import LoadedModel
 from clasp_core.decoding import Generation
 from clasp_core.drafting import SearchedOffline
 from clasp_core.errors import UserError
-from clasp_core.metrics import c_bytes
+from clasp_core.metrics import c_bytes, mismatches
 from clasp_core.progress import Bar, Together
 from clasp_core.prompting import Prompter
 from clasp_core.records import Manifest, Question, TurnRecord
@@ -169,19 +169,39 @@ def measure(
         try:
             runner.warm_up()
             with Bar(num_turns, len(rows) // len(plan.methods), plan.reference) as bar:
-                num_failed = runner.run(store, Together(bar, watcher), rows)
-            status = "failed" if num_failed else "ok"
+                runner.run(store, Together(bar, watcher), rows)
+            status = "ok"
         except KeyboardInterrupt:
             status = "interrupted"
             raise UserError(f"interrupted; go on with the same command and resume={shown(store.folder)}") from None
         finally:
-            num_failed = sum(row.error is not None for row in read_run(store.folder)[1])
+            rows = read_run(store.folder)[1]
+            num_failed = sum(row.error is not None for row in rows)
+            faults = faults_of(rows, plan, store.folder)
+            status = "failed" if status == "ok" and faults else status
             store.write_manifest(replace(manifest, status=status, end=now(), num_failed=num_failed))
         report(store, plan.reference, list(plan.methods), plan.generation.sampling.greedy)
     print(shown(store.folder))
-    if num_failed:
-        raise UserError(f"{num_failed} turn(s) failed; see the rows with an error in {shown(store.folder)}")
+    if faults:
+        raise UserError("; ".join(faults))
     return store.folder
+
+
+def faults_of(rows: Sequence[TurnRecord], plan: Plan, folder: Path) -> list[str]:
+    """Why a run that came to its end has failed all the same: turns with an error, and answers that no tie explains."""
+    num_failed = sum(row.error is not None for row in rows)
+    found = [f"{num_failed} turn(s) failed; see the rows with an error in {shown(folder)}"] if num_failed else []
+    reference = [row for row in rows if row.method == plan.reference]
+    for name in plan.methods:
+        own = [row for row in rows if row.method == name and name != plan.reference]
+        if wrong := mismatches(reference, own, plan.generation.sampling.greedy):
+            first = wrong[0]
+            found.append(
+                f"{name} is not lossless: its answer differs from {plan.reference}'s on {len(wrong)} turn(s), and "
+                f"no tie explains it; the first is {first.task}, question {first.question_id}, turn {first.turn} (see "
+                f"{shown(folder)})"
+            )
+    return found
 
 
 def open_store(manifest: Manifest, config: Mapping[str, Any]) -> tuple[RunStore, Manifest, list[TurnRecord]]:
