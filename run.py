@@ -11,7 +11,7 @@ import re
 import sys
 import typing
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -39,7 +39,7 @@ from clasp_core.records import Manifest, Question, TurnRecord
 from clasp_core.report.summary import render, summarise
 from clasp_core.runner import Method, Plan, Runner
 from clasp_core.sampling import Sampling
-from clasp_core.store import RunStore, new_run_id, read_run
+from clasp_core.store import Key, RunStore, new_run_id, read_run
 from clasp_core.target import Engine
 from clasp_core.tracking import Tracker
 
@@ -162,7 +162,8 @@ def measure(
     runner = Runner(model.target, prompter, plan, clock, device.energy_meter(model.target.devices))
     runner.check()
     manifest = replace(manifest, offline_search_s=offline_search_s(plan.methods))
-    store, manifest, rows = open_store(manifest, config)
+    planned = {slot.key(name) for stream in runner.slots() for slot in stream for name in plan.methods}
+    store, manifest, rows = open_store(manifest, config, planned)
     with store, tracker.watch(store.folder) as watcher:
         num_turns = sum(len(stream) for stream in runner.slots())
         status = "failed"
@@ -204,13 +205,17 @@ def faults_of(rows: Sequence[TurnRecord], plan: Plan, folder: Path) -> list[str]
     return found
 
 
-def open_store(manifest: Manifest, config: Mapping[str, Any]) -> tuple[RunStore, Manifest, list[TurnRecord]]:
+def open_store(
+    manifest: Manifest, config: Mapping[str, Any], planned: Collection[Key]
+) -> tuple[RunStore, Manifest, list[TurnRecord]]:
     """A new run folder, or the one to resume with the rows it has."""
     if config["resume"] is None:
         machine = provenance.machine_slug(provenance.machine(), provenance.accelerators())
         return RunStore.create(config["results_dir"], machine, manifest.model["name"], manifest), manifest, []
     ignored = not_in_hash(config)
-    store = RunStore.resume(config["resume"], manifest.config_hash, manifest.fingerprint, manifest.config, ignored)
+    store = RunStore.resume(
+        config["resume"], manifest.config_hash, manifest.fingerprint, manifest.config, ignored, planned
+    )
     earlier, rows = read_run(store.folder)
     resumed = replace(manifest, run_id=earlier.run_id, start=earlier.start, notes=[*earlier.notes, f"resumed {now()}"])
     store.write_manifest(resumed)
