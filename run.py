@@ -11,7 +11,7 @@ import re
 import sys
 import typing
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -33,7 +33,7 @@ from clasp_core.checkpoint import LoadedModel
 from clasp_core.decoding import Generation
 from clasp_core.drafting import Described, SearchedOffline
 from clasp_core.errors import UserError
-from clasp_core.metrics import c_bytes
+from clasp_core.metrics import c_bytes, mismatches
 from clasp_core.progress import Bar, Together
 from clasp_core.prompting import Prompter
 from clasp_core.records import Manifest, Question, TurnRecord
@@ -41,7 +41,7 @@ from clasp_core.report.summary import render, summarise
 from clasp_core.runner import Method, Plan, Runner
 from clasp_core.sampling import Sampling
 from clasp_core.settings import check_choices, check_settings
-from clasp_core.store import RunStore, new_run_id, read_run
+from clasp_core.store import Key, RunStore, new_run_id, read_run
 from clasp_core.target import Engine
 from clasp_core.texts import texts
 from clasp_core.tracking import Tracker
@@ -206,38 +206,62 @@ def measure(
     notes = [*manifest.notes, *runner.check()]
     manifest = replace(manifest, offline_search_s=offline_search_s(plan.methods), notes=notes)
     manifest = with_described(manifest, plan.methods, not_in_hash(config))
-    store, manifest, rows = open_store(manifest, config)
+    planned = {slot.key(name) for stream in runner.slots() for slot in stream for name in plan.methods}
+    store, manifest, rows = open_store(manifest, config, planned)
     with store, tracker.watch(store.folder) as watcher:
         num_turns = sum(len(stream) for stream in runner.slots())
         status = "failed"
         try:
             runner.warm_up()
             with Bar(num_turns, len(rows) // len(plan.methods), plan.reference) as bar:
-                num_failed = runner.run(store, Together(bar, watcher), rows)
-            status = "failed" if num_failed else "ok"
+                runner.run(store, Together(bar, watcher), rows)
+            status = "ok"
         except KeyboardInterrupt:
             status = "interrupted"
             raise UserError(f"interrupted; go on with the same command and resume={shown(store.folder)}") from None
         finally:
             rows = read_run(store.folder)[1]
             num_failed = sum(row.error is not None for row in rows)
+            faults = faults_of(rows, plan, store.folder)
+            status = "failed" if status == "ok" and faults else status
             store.write_manifest(replace(manifest, status=status, end=now(), num_failed=num_failed))
             if config["store_text"]:
                 store.write_texts(texts(rows, plan.questions, model.tokenizer))
         report(store, plan.reference, list(plan.methods), plan.generation.sampling.greedy)
     print(shown(store.folder))
-    if num_failed:
-        raise UserError(f"{num_failed} turn(s) failed; see the rows with an error in {shown(store.folder)}")
+    if faults:
+        raise UserError("; ".join(faults))
     return store.folder
 
 
-def open_store(manifest: Manifest, config: Mapping[str, Any]) -> tuple[RunStore, Manifest, list[TurnRecord]]:
+def faults_of(rows: Sequence[TurnRecord], plan: Plan, folder: Path) -> list[str]:
+    """Why a run that came to its end has failed all the same: turns with an error, and answers that no tie explains."""
+    num_failed = sum(row.error is not None for row in rows)
+    found = [f"{num_failed} turn(s) failed; see the rows with an error in {shown(folder)}"] if num_failed else []
+    reference = [row for row in rows if row.method == plan.reference]
+    for name in plan.methods:
+        own = [row for row in rows if row.method == name and name != plan.reference]
+        if wrong := mismatches(reference, own, plan.generation.sampling.greedy):
+            first = wrong[0]
+            found.append(
+                f"{name} is not lossless: its answer differs from {plan.reference}'s on {len(wrong)} turn(s), and "
+                f"no tie explains it; the first is {first.task}, question {first.question_id}, turn {first.turn} (see "
+                f"{shown(folder)})"
+            )
+    return found
+
+
+def open_store(
+    manifest: Manifest, config: Mapping[str, Any], planned: Collection[Key]
+) -> tuple[RunStore, Manifest, list[TurnRecord]]:
     """A new run folder, or the one to resume with the rows it has."""
     if config["resume"] is None:
         machine = provenance.machine_slug(provenance.machine(), provenance.accelerators())
         return RunStore.create(config["results_dir"], machine, manifest.model["name"], manifest), manifest, []
     ignored = not_in_hash(config)
-    store = RunStore.resume(config["resume"], manifest.config_hash, manifest.fingerprint, manifest.config, ignored)
+    store = RunStore.resume(
+        config["resume"], manifest.config_hash, manifest.fingerprint, manifest.config, ignored, planned
+    )
     earlier, rows = read_run(store.folder)
     resumed = replace(manifest, run_id=earlier.run_id, start=earlier.start, notes=[*earlier.notes, f"resumed {now()}"])
     store.write_manifest(resumed)

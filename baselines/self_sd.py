@@ -159,6 +159,11 @@ class AdaptiveExit:
         """The smallest confidence at which drafting goes on."""
         return self._threshold
 
+    @property
+    def carried(self) -> bool:
+        """The threshold, unless each turn starts anew."""
+        return self._adaptation.reset == "stream"
+
     def start_stream(self) -> None:
         """The threshold is back at its start."""
         self._threshold = self._start_at

@@ -202,6 +202,13 @@ class SwiftPolicy:
             self.search = Search(self._rule, initial_set(target.num_layers, self._exact), space)
             self._target = target
 
+    @property
+    def carries(self) -> Literal["stream", "run"] | None:
+        """What the search learns, for as long as it goes on; with `reset=never` every stream profits from it."""
+        if self.search.stopped is not None:
+            return None
+        return "run" if self._reset == "never" else "stream"
+
     def forget(self) -> None:
         """The next stream begins with nothing, whatever `reset` says: what came before was a warm-up."""
         self._target = None
@@ -264,6 +271,11 @@ class SwiftDrafter:
         """Policy and exit rule forget."""
         self.policy.start_stream(target)
         self.exit_rule.start_stream()
+
+    @property
+    def carries(self) -> Literal["stream", "run"] | None:
+        """As the policy says."""
+        return self.policy.carries
 
     def forget(self) -> None:
         """What came before was a warm-up."""

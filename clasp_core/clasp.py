@@ -186,6 +186,11 @@ class ClaspPolicy:
                 "skipped; lower it, or allow the first and last layer (reading.may_skip_first, reading.may_skip_last)"
             )
 
+    @property
+    def carried(self) -> bool:
+        """Set and counter, where they live for the stream and still change."""
+        return self._reading.reset == "stream" and (self._skip is None or self._interval is not None)
+
     def start(self, turn: Turn, prompt: Sequence[int], prefill: Verified) -> int:
         """The first set comes from the last prompt token."""
         self._turn = turn

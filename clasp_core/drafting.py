@@ -79,6 +79,15 @@ class Described(Protocol):
         """Plain data that tells it from others (a draft model's fingerprint). Known once a stream has started."""
 
 
+@runtime_checkable
+class CarriedThroughStream(Protocol):
+    """A policy or exit rule that may keep from one turn what bears on the next ones of the stream."""
+
+    @property
+    def carried(self) -> bool:
+        """Whether the coming turn may change it for those behind it."""
+
+
 class ExitRule(Protocol):
     """When a draft ends early: after a token whose confidence is below `threshold`."""
 
@@ -225,6 +234,12 @@ class SelfDrafter:
     def offline_search_s(self) -> float | None:
         """As the policy says, if its set was found before the run."""
         return self.policy.offline_search_s() if isinstance(self.policy, SearchedOffline) else None
+
+    @property
+    def carries(self) -> Literal["stream"] | None:
+        """Through the stream, where the policy or the exit rule says so."""
+        parts = (self.policy, self.exit_rule)
+        return "stream" if any(isinstance(part, CarriedThroughStream) and part.carried for part in parts) else None
 
     def _step(self, token: int, position: int) -> Tensor:
         self._skip = self.policy.current()

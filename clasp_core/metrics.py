@@ -569,6 +569,14 @@ def grade_turn(reference: TurnRecord | None, method: TurnRecord | None, greedy: 
     return "tie" if gap <= bound else "mismatch"
 
 
+def mismatches(
+    reference_rows: Sequence[TurnRecord], method_rows: Sequence[TurnRecord], greedy: bool
+) -> list[TurnRecord]:
+    """The method's rows whose grade is a mismatch, in the order given; one of them fails a run."""
+    reference = _by_turn(reference_rows)
+    return [row for row in method_rows if grade_turn(reference.get(row.pair), row, greedy) == "mismatch"]
+
+
 def first_divergence(left: Sequence[int], right: Sequence[int]) -> int | None:
     """Index of the first differing id, the shorter length if one is a prefix of the other; null if equal."""
     for index, (a, b) in enumerate(zip(left, right, strict=False)):

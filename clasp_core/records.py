@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+import math
+import types
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, is_dataclass
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 SCHEMA = 1
 """Version of the row layout; a reader refuses rows of another one."""
@@ -111,14 +114,34 @@ class TurnRecord:
 
     @classmethod
     def from_json(cls, row: dict[str, Any]) -> TurnRecord:
-        """The record of a stored row. Unknown keys are dropped, so that newer rows of one schema stay readable."""
+        """The record of a stored row. Unknown keys are dropped, so that newer rows of one schema stay readable.
+
+        Raises ValueError or TypeError for another schema, values of other types, and numbers that do not add up.
+        """
         if row.get("schema") != SCHEMA:
             raise ValueError(f"row has schema {row.get('schema')!r}, this version reads {SCHEMA}")
-        known = {f.name for f in fields(cls)}
-        values = {key: value for key, value in row.items() if key in known}
+        values = _known_values(cls, row)
         if values.get("rounds") is not None:
             values["rounds"] = RoundTrace(**values["rounds"])
-        return cls(**values)
+        record = cls(**values)
+        record.check()
+        return record
+
+    def check(self) -> None:
+        """Raise ValueError where ids, counters and round lists contradict one another."""
+        if self.error is not None and self.output_ids is not None:
+            raise ValueError("the row has an error and an answer; a failed turn has no numbers")
+        num_ids = None if self.output_ids is None else len(self.output_ids)
+        if self.num_new_tokens not in (None, num_ids):
+            raise ValueError(f"num_new_tokens is {self.num_new_tokens}, but output_ids holds {num_ids} tokens")
+        if self.rounds is None:
+            return
+        lengths = {name: len(values) for name, values in asdict(self.rounds).items()}
+        if len(set(lengths.values())) > 1:
+            raise ValueError(f"the lists of rounds are not equally long: {lengths}")
+        num_emitted = sum(self.rounds.num_emitted)
+        if num_ids is None or (len(self.rounds) and num_emitted != num_ids - 1):
+            raise ValueError(f"rounds emitted {num_emitted} tokens behind the first, but output_ids holds {num_ids}")
 
 
 @dataclass(slots=True)
@@ -157,6 +180,34 @@ class Manifest:
 
     @classmethod
     def from_json(cls, row: dict[str, Any]) -> Manifest:
-        """The manifest of a stored line."""
-        known = {f.name for f in fields(cls)}
-        return cls(**{key: value for key, value in row.items() if key in known})
+        """The manifest of a stored line. Raises TypeError where a value has another type or is missing."""
+        return cls(**_known_values(cls, row))
+
+
+def _known_values(cls: type, row: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a class's fields; TypeError for one of another type than the class declares."""
+    hints = get_type_hints(cls)
+    known = {key: value for key, value in row.items() if key in hints}
+    for key, value in known.items():
+        if not _fits(value, hints[key]):
+            wanted = str(getattr(hints[key], "__name__", hints[key]) if get_origin(hints[key]) is None else hints[key])
+            raise TypeError(f"{key} is {value!r:.60}; it must be {wanted.replace('clasp_core.records.', '')}")
+    return known
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a JSON value may stand in a field of that type; whole numbers are floats too, NaN and True are none."""
+    if hint is Any:
+        return True
+    if get_origin(hint) in (types.UnionType, Union):
+        return any(_fits(value, option) for option in get_args(hint))
+    if get_origin(hint) is list:
+        return isinstance(value, list) and all(_fits(item, get_args(hint)[0]) for item in value)
+    if get_origin(hint) is dict:
+        return isinstance(value, dict) and all(_fits(item, get_args(hint)[1]) for item in value.values())
+    if is_dataclass(hint):
+        hints = get_type_hints(hint)
+        return isinstance(value, dict) and all(_fits(item, hints.get(key)) for key, item in value.items())
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return value is None if hint in (None, type(None)) else type(value) is hint

@@ -55,6 +55,15 @@ class Forgetful(Protocol):
         """The next stream begins with nothing."""
 
 
+@runtime_checkable
+class Carries(Protocol):
+    """A method whose answers may depend on the turns that it answered before."""
+
+    @property
+    def carries(self) -> Literal["stream", "run"] | None:
+        """How far what the coming turn teaches reaches: its stream, the whole run, or no other turn."""
+
+
 class RowStore(Protocol):
     """Where rows go; `store.RunStore` is the one in use."""
 
@@ -116,6 +125,10 @@ class Slot:
         """The row key of a method here."""
         return (method, self.question.task, self.question.question_id, self.turn, self.repeat)
 
+    def shares_stream(self, other: Slot) -> bool:
+        """Whether both turns lie in the same repeat of the same task."""
+        return (self.question.task, self.repeat) == (other.question.task, other.repeat)
+
 
 class Runner:
     """Runs a plan on a target: `check`, `warm_up`, then `run` into a store."""
@@ -129,6 +142,7 @@ class Runner:
         self._clock = clock
         self._energy = energy
         self._answers: dict[tuple[str, str, int, int, int], list[int]] = {}
+        self._open: dict[str, list[Slot]] = {}
 
     def slots(self) -> Iterator[list[Slot]]:
         """The turns of each stream: one repeat of one task, in file order."""
@@ -177,8 +191,13 @@ class Runner:
                 method.forget()
 
     def run(self, store: RowStore, progress: Progress, earlier: Sequence[TurnRecord] = ()) -> int:
-        """Answer everything that `earlier` rows do not hold; returns the number of failed rows written."""
+        """Answer everything that `earlier` rows do not hold; returns the number of failed rows written.
+
+        A method that carries something through its stream redoes its earlier turns first, unrecorded, so that the
+        rows become those of an uninterrupted run. Raises UserError where that gives other ids than the rows hold.
+        """
         self._answers = {row.key: row.output_ids for row in earlier if row.output_ids is not None}
+        self._open = {name: self._unanswered(name) for name in self._plan.methods}
         num_failed = 0
         for stream in self.slots():
             for method in self._plan.methods.values():
@@ -200,11 +219,34 @@ class Runner:
                 rows.append(self._row(slot, name, place, run_id))
                 if (ids := rows[-1].output_ids) is not None:
                     self._answers[slot.key(name)] = ids
+            elif self._bears_on_open_turns(slot, name):
+                self._redo(slot, name)
             if name == self._plan.reference and slot.key(name) in self._answers:
                 self._inform(self._prompt(slot, name), self._answers[slot.key(name)])
         for row in rows:
             self._compare(slot, row)
         return rows
+
+    def _unanswered(self, name: str) -> list[Slot]:
+        """The turns that a method has no answer to."""
+        return [slot for stream in self.slots() for slot in stream if slot.key(name) not in self._answers]
+
+    def _bears_on_open_turns(self, slot: Slot, name: str) -> bool:
+        """Whether a turn that has its answer must be redone for what it teaches about later ones that have none."""
+        method = self._plan.methods[name]
+        reach = method.carries if isinstance(method, Carries) else None
+        later = [other for other in self._open[name] if other.index > slot.index]
+        return bool(later) and (reach == "run" or (reach == "stream" and any(slot.shares_stream(o) for o in later)))
+
+    def _redo(self, slot: Slot, name: str) -> None:
+        """Answer a turn again for its lesson alone; nothing is stored."""
+        row = self._row(slot, name, 0, "")
+        if row.error is not None or row.output_ids != self._answers[slot.key(name)]:
+            raise UserError(
+                f"{name} cannot be resumed: redone for what it teaches, {slot.question.task}, question "
+                f"{slot.question.question_id}, turn {slot.turn} gives {row.error or 'other ids than its row holds'}; "
+                "start a new run"
+            )
 
     def _order(self, slot: Slot) -> list[str]:
         """The methods, rotated by one from turn to turn; who looks at the reference's answer comes after it."""

@@ -13,7 +13,7 @@ import json
 import os
 import tempfile
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -72,10 +72,12 @@ class RunStore:
         fingerprint: Mapping[str, Any],
         config: Mapping[str, Any] | None = None,
         ignore: Sequence[str] = (),
+        planned: Collection[Key] | None = None,
     ) -> RunStore:
         """Reopen a run to finish it. Torn last lines are cut off; keys with an error only are open again.
 
-        `config` and `ignore` are those that `config_hash` was computed from, and serve to name what differs.
+        `config` and `ignore` are those that `config_hash` was computed from, and serve to name what differs. A row
+        whose key is not `planned` is refused (None: all may stand there).
         Raises UserError for another configuration or fingerprint, for a damaged file, and while another writes.
         """
         folder = Path(folder).resolve()
@@ -84,7 +86,7 @@ class RunStore:
         _check_same_fingerprint(folder, manifest.fingerprint, "this run", fingerprint)
         store = cls(folder, manifest.run_id)
         with store._closed_on_error():
-            store._continue()
+            store._continue(planned)
         return store
 
     def append(self, rows: Sequence[TurnRecord]) -> None:
@@ -158,10 +160,10 @@ class RunStore:
             self.close()
             raise
 
-    def _continue(self) -> None:
+    def _continue(self, planned: Collection[Key] | None) -> None:
         _drop_torn_line(self.folder / MANIFEST)
         _drop_torn_line(self.folder / ROWS)
-        rows, _ = _read_rows(self.folder, self.run_id)
+        rows, _ = _read_rows(self.folder, self.run_id, planned)
         self.done = {row.key for row in rows if row.error is None}
 
 
@@ -250,13 +252,17 @@ def _torn_note(name: str, num_bytes: int) -> str:
     return f"the torn last line of {name} ({num_bytes} bytes) was left out"
 
 
-def _read_rows(folder: Path, run_id: str) -> tuple[list[TurnRecord], int]:
+def _read_rows(folder: Path, run_id: str, planned: Collection[Key] | None = None) -> tuple[list[TurnRecord], int]:
     """The rows that count, and how many bytes of a torn last line were left out."""
     path = folder / ROWS
     lines, torn = _complete_lines(path)
     latest: dict[Key, TurnRecord] = {}
     for number, line in enumerate(lines, start=1):
         row = _row(path, number, line, run_id)
+        if planned is not None and row.key not in planned:
+            raise UserError(
+                f"{path}, line {number}: row {row.key} answers nothing that this run plans; remove the line"
+            )
         earlier = latest.pop(row.key, None)
         if earlier is not None and earlier.error is None:
             raise UserError(f"{path}, line {number}: second row of {row.key}; the file was not written by one run")

@@ -111,11 +111,11 @@ def test_overall_is_the_mean_of_tasks_and_pooled_is_beside_it(tmp_path):
 
 
 def test_another_estimator_mat_and_level_can_be_chosen(tmp_path):
-    # question 0 has 1 round of 4, question 1 has 3 rounds of 2: MAT 10 / 4 over rounds, 3 over questions
+    # question 0 has 3 rounds of 4, question 1 has 6 rounds of 2: MAT 24 / 9 over rounds, 3 over questions
     rows = [ar(q, n=13, step_s=2.0) for q in (0, 1)]
-    rows += [row("clasp", q, 13, decode_s=12.0, rounds=trace(emitted)) for q, emitted in ((0, [4]), (1, [2] * 3))]
+    rows += [row("clasp", q, 13, decode_s=12.0, rounds=trace(emitted)) for q, emitted in ((0, [4] * 3), (1, [2] * 6))]
     folder = store(tmp_path, rows)
-    for level, value in (("rounds", 2.5), ("questions", 3.0), ("tasks", 2.5)):
+    for level, value in (("rounds", 24 / 9), ("questions", 3.0), ("tasks", 24 / 9)):
         greedy, _ = table_one(folder, choice=Choice("paired_total", "mat", level))
         line = only(greedy.data, model="llama3-8b", method="clasp", task="qa").iloc[0]
         assert (line["mat"], line["speedup"], line["estimator"]) == (value, 2.0, "paired_total")

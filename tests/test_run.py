@@ -324,6 +324,25 @@ def test_text_is_kept_beside_the_rows_unless_told_otherwise_and_a_resume_may_cha
     assert found["questions"]["qa"][str(row.question_id)][0]
 
 
+def test_a_lossy_method_makes_the_run_fail_loudly_and_its_table_is_printed(command, tmp_path, monkeypatch):
+    from clasp_core import decoding
+
+    cut = decoding._cut
+
+    def lossy(block, output, generation):
+        kept = cut(block, output, generation)
+        return kept if len(block) == 1 else [(token + 1) % 200 + 4 for token in kept]
+
+    monkeypatch.setattr(decoding, "_cut", lossy)
+    message, out = command(*SMALL, "method.clasp.exit_threshold=0")
+    row = next(row for row in read_run(folders(tmp_path)[0])[1] if row.method == "clasp")
+    assert "clasp is not lossless: its answer differs from ar's on 1 turn(s)" in message
+    assert f"the first is qa, question {row.question_id}, turn 0" in message
+    assert "\n" not in message
+    assert "mismatch" in out.out
+    assert read_run(folders(tmp_path)[0])[0].status == "failed"
+
+
 def test_paths_are_taken_from_the_launch_folder_and_defaults_from_the_repository(command, tmp_path):
     (tmp_path / "own.jsonl").write_text('{"question_id": 1, "category": "qa", "turns": ["Where?"]}\n')
     message, _ = command("debug=smoke", "task.sample.path=own.jsonl", "generation.max_new_tokens=4")

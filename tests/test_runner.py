@@ -2,12 +2,22 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
+from baselines.draft_model import DraftModel
+from baselines.hf_generate import HFGenerate
+from baselines.layerskip import EarlyExit
+from baselines.oracle import Oracle
+from baselines.prompt_lookup import PromptLookup
 from baselines.random_skip import random_skip
-from clasp_core.clasp import clasp
+from baselines.self_sd import Adaptation, self_sd
+from baselines.swift import swift
+from baselines.swift_search import SearchRule
+from clasp_core.clasp import Reading, clasp
 from clasp_core.decoding import Generation
 from clasp_core.device import DeviceClock
 from clasp_core.drafting import NoDraft
@@ -15,8 +25,10 @@ from clasp_core.errors import NonFiniteLogits, UserError
 from clasp_core.prompting import Prompter
 from clasp_core.records import Question, TurnRecord
 from clasp_core.runner import Plan, Runner
+from clasp_core.sampling import Sampling
 from clasp_core.tiny import TinyModel
 
+ROOT = Path(__file__).resolve().parents[1]
 QUESTIONS = [
     Question(1, "qa", "qa", ("Where is the harbour?",)),
     Question(2, "mt_bench", "writing", ("Write about a boat.", "Now about the sea.")),
@@ -161,6 +173,87 @@ def test_rows_of_an_earlier_run_are_not_answered_again_and_serve_as_history(mode
         merged = {row.key: (row.output_ids, row.prompt_sha256) for row in (*whole.rows[:kept], *rest.rows)}
         assert len(rest.rows) == len(whole.rows) - kept
         assert merged == {row.key: (row.output_ids, row.prompt_sha256) for row in whole.rows}
+
+
+SEARCH = SearchRule(1, 5, 1000, 300, 1.0, 6)
+STREAM = [
+    Question(index, "qa", "qa", (text,))
+    for index, text in enumerate(("Where is the harbour?", "Who sails?", "What is a boat?", "Why is the sea salt?"))
+]
+EVERY_METHOD = {
+    "ar": NoDraft,
+    "clasp": lambda: clasp(3, None, 4, 0.1, 5),
+    "clasp_stream": lambda: clasp(3, None, 9, 0.1, 5, reading=Reading(reset="stream")),
+    "clasp_one_set": lambda: clasp(3, None, None, 0.1, 5, reading=Reading(reset="stream")),
+    "hf_generate": HFGenerate,
+    "layerskip": lambda: EarlyExit(3, None, 4),
+    "oracle": lambda: Oracle(4),
+    "pld": lambda: PromptLookup(3, 10, "earliest", False),
+    "random_skip": lambda: random_skip(3, None, "step", 0.1, 4),
+    "self_sd": lambda: self_sd({"attn": [1, 3], "mlp": [2]}, 0.1, 6, Adaptation(1, 0.5, 0.9, 0.05, 0.5)),
+    "self_sd_fixed": lambda: self_sd({"attn": [1, 3], "mlp": [2]}, 0.1, 6),
+    "sps": lambda: DraftModel(TinyModel(num_layers=2), 5, "heuristic", 0.0),
+    "swift": lambda: swift(0.45, None, SEARCH, 0.1, 5, "tree"),
+    "swift_chain": lambda: swift(0.45, None, SEARCH, 0.1, 5, "chain"),
+    "swift_never": lambda: swift(0.45, None, SEARCH, 0.1, 5, "chain", "never"),
+}
+
+
+@pytest.fixture(scope="module")
+def deep_model():
+    return TinyModel(num_layers=6).load()
+
+
+def traced(rows):
+    """What a row says beside its times."""
+    fields = ("num_drafted", "num_accepted", "num_emitted", "num_draft_steps", "num_searches", "skip")
+    return {row.key: (row.output_ids, *(getattr(row.rounds, name) for name in fields)) for row in rows}
+
+
+def test_every_selectable_method_is_resumed_below():
+    assert {path.stem for path in (ROOT / "conf" / "method").glob("*.yaml")} <= set(EVERY_METHOD)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("name", EVERY_METHOD)
+def test_a_resumed_run_ends_with_the_rounds_of_an_uninterrupted_one(deep_model, name, temperature):
+    generation = Generation(24, frozenset(deep_model.stop_ids), Sampling(temperature))
+    settings = {"questions": STREAM, "generation": generation, "warm_up_tokens": 2}
+    whole = run(deep_model, {"x": EVERY_METHOD[name]()}, **settings).rows
+    rest = run(deep_model, {"x": EVERY_METHOD[name]()}, earlier=whole[:4], **settings).rows
+    assert traced((*whole[:4], *rest)) == traced(whole)
+
+
+def test_what_is_carried_over_streams_is_redone_from_the_first_one(deep_model):
+    questions = [*STREAM[:2], *(replace(question, task="rag") for question in STREAM[2:])]
+    settings = {"questions": questions, "generation": Generation(24, frozenset()), "warm_up_tokens": 2}
+    for name in ("swift_never", "swift"):
+        whole = run(deep_model, {"x": EVERY_METHOD[name]()}, **settings).rows
+        rest = run(deep_model, {"x": EVERY_METHOD[name]()}, earlier=whole[:4], **settings).rows
+        assert traced((*whole[:4], *rest)) == traced(whole)
+
+
+class Counted(Learner):
+    """Carries something through its stream, and counts its answers."""
+
+    carries = "stream"
+
+
+def test_a_method_that_carries_something_redoes_the_turns_that_bear_on_open_ones_and_stores_none(model):
+    whole = run(model, {"learner": Counted()}, questions=STREAM, warm_up_tokens=1).rows
+    learner = Counted()
+    rest = run(model, {"learner": learner}, earlier=whole[:4], questions=STREAM, warm_up_tokens=1)
+    assert [row.key for row in rest.rows] == [row.key for row in whole[4:]]
+    assert len(learner.seen) == 4
+    none_open = run(model, {"learner": learner}, earlier=whole, questions=STREAM, warm_up_tokens=1)
+    assert (none_open.rows, learner.seen) == ([], [])
+
+
+def test_a_turn_that_is_redone_with_other_ids_stops_the_run(model):
+    whole = run(model, {"learner": Counted()}, questions=STREAM, warm_up_tokens=1).rows
+    next(row for row in whole if row.method == "learner").output_ids[2] += 1
+    with pytest.raises(UserError, match=r"learner cannot be resumed: .*qa, question 0, turn 0 gives other ids"):
+        run(model, {"learner": Counted()}, earlier=whole[:4], questions=STREAM, warm_up_tokens=1)
 
 
 def test_sampled_answers_depend_on_seed_question_and_repeat_alone(model):

@@ -38,7 +38,7 @@ def manifest(run_id: str = "run-1", **changes: Any) -> Manifest:
 def row(question_id: int = 1, method: str = "ar", run_id: str = "run-1", error: str | None = None) -> TurnRecord:
     record = TurnRecord(run_id, "tiny", method, "qa", "qa", question_id, 0, 0, 0, error=error)
     if error is None:
-        record.output_ids, record.num_new_tokens, record.prefill_s, record.decode_s = [5, 6], 2, 0.25, 0.5
+        record.output_ids, record.num_new_tokens, record.prefill_s, record.decode_s = [5, 6, 7], 3, 0.25, 0.5
         record.rounds = RoundTrace([3], [1], [2], [3], [0], [0.1], [0.2], [0.0], ["a:1,2"])
     return record
 
@@ -307,7 +307,8 @@ from test_store import RunStore, manifest, row
 with RunStore.create(Path(sys.argv[1]), "xeon-2c", "tiny", manifest()) as store:
     for number in range(100_000):
         records = [row(number), row(number, "clasp")]
-        records[1].output_ids = list(range(3000))
+        records[1].output_ids, records[1].num_new_tokens = list(range(3000)), 3000
+        records[1].rounds.num_emitted = [2999]
         store.append(records)
         print(number, flush=True)
 """
@@ -360,6 +361,61 @@ def test_reader_refuses_a_finished_turn_twice(tmp_path: Path) -> None:
 def test_reader_refuses_a_foreign_or_damaged_row(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         read_run(damaged(tmp_path, text, json.dumps(row(3).to_json())))
+
+
+ROUNDS = row().to_json()["rounds"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"output_ids": "abc"}, "output_ids is 'abc'; it must be list"),
+        ({"output_ids": [5, "6", 7]}, "output_ids is"),
+        ({"output_ids": [5, True, 7]}, "output_ids is"),
+        ({"question_id": "1"}, "question_id is '1'; it must be int"),
+        ({"prefill_s": float("nan")}, "prefill_s is nan"),
+        ({"rounds": 3}, "rounds is 3; it must be RoundTrace"),
+        ({"rounds": {**ROUNDS, "odd": [1]}}, "rounds is"),
+        ({"num_new_tokens": 4}, "num_new_tokens is 4, but output_ids holds 3 tokens"),
+        ({"output_ids": None}, "num_new_tokens is 3, but output_ids holds None"),
+        (
+            {"output_ids": [5, 6], "num_new_tokens": 2},
+            "rounds emitted 2 tokens behind the first, but output_ids holds 2",
+        ),
+        ({"rounds": {**ROUNDS, "draft_s": [0.1, 0.2]}}, "not equally long: .*'draft_s': 2"),
+        ({"error": "late"}, "an error and an answer"),
+    ],
+)
+def test_reader_refuses_a_row_whose_values_cannot_be(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    folder = damaged(tmp_path, json.dumps({**row(2).to_json(), **change}))
+    for read in (read_run, resume):
+        with pytest.raises(UserError, match=f"rows.jsonl, line 2: .*{message}"):
+            read(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"fingerprint": None}, "fingerprint is None; it must be dict"),
+        ({"notes": None}, "notes is None; it must be list"),
+        ({"config": 3}, "config is 3; it must be dict"),
+        ({"methods": "ar"}, "methods is 'ar'"),
+        ({"num_failed": "no"}, "num_failed is 'no'; it must be int"),
+    ],
+)
+def test_reader_refuses_a_damaged_manifest(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    folder = create(tmp_path, row(1))
+    (folder / "manifest.jsonl").write_text(json.dumps({**manifest().to_json(), **change}) + "\n")
+    for read in (read_run, resume):
+        with pytest.raises(UserError, match=f"manifest.jsonl, line 1: .*{message}"):
+            read(folder)
+
+
+def test_resume_refuses_a_row_that_is_not_planned(tmp_path: Path) -> None:
+    folder = create(tmp_path, row(1), row(7))
+    with pytest.raises(UserError, match=r"rows.jsonl, line 2: row \('ar', 'qa', 7, 0, 0\) answers nothing"):
+        resume(folder, planned={row(1).key, row(2).key})
+    resume(folder, planned={row(1).key, row(7).key}).close()
 
 
 def test_reader_refuses_a_manifest_of_another_schema(tmp_path: Path) -> None:
