@@ -137,7 +137,8 @@ class TurnRecord:
         if self.rounds is None:
             return
         lengths = {name: len(values) for name, values in asdict(self.rounds).items()}
-        if len(set(lengths.values())) > 1:
+        old = {name for name in ("drafted_ids", "accepted_path") if not lengths[name]}
+        if len({length for name, length in lengths.items() if name not in old}) > 1:
             raise ValueError(f"the lists of rounds are not equally long: {lengths}")
         num_emitted = sum(self.rounds.num_emitted)
         if num_ids is None or (len(self.rounds) and num_emitted != num_ids - 1):
