@@ -59,6 +59,9 @@ BUSY_CORES = 0.4
 PLACES = ("path", "gguf", "cache_dir", "root")
 """Keys that say where a file lies; the questions' and the model's own hashes say what it is."""
 
+SKIP_SET = "skip_set"
+"""A method's key that names a file (whose hash then counts, and not its place) or spells the set out."""
+
 
 @dataclass
 class GenerationSchema:
@@ -385,6 +388,7 @@ def new_manifest(
     info = {**model.info, "read_bytes": model.target.read_bytes()}
     asked = hashlib.sha256(json.dumps([asdict(q) for q in questions], sort_keys=True).encode()).hexdigest()
     settings = {**config, "questions_sha256": asked, "template_sha256": prompter.template_sha256}
+    settings["skip_sets_sha256"] = skip_sets_sha256(config["method"])
     same = {key: info[key] for key in ("fingerprint", "dtype", "device_map", "attention", "engine")}
     conditions = provenance.conditions()
     return Manifest(
@@ -413,6 +417,15 @@ def warnings_about(conditions: Mapping[str, Any]) -> list[str]:
     return [f"{busy:.1f} cores were busy with other work at the start: times are disturbed, ratios less so"]
 
 
+def skip_sets_sha256(nodes: Mapping[str, Any]) -> dict[str, str | None]:
+    """Hashes of the files from which methods read their skip sets, by method; null where one cannot be read."""
+    paths = {name: Path(node[SKIP_SET]) for name, node in nodes.items() if isinstance(node.get(SKIP_SET), str)}
+    return {
+        name: hashlib.sha256(path.read_bytes()).hexdigest() if os.access(path, os.R_OK) and path.is_file() else None
+        for name, path in paths.items()
+    }
+
+
 def not_in_hash(config: Mapping[str, Any]) -> list[str]:
     """Dotted keys that change no row: where things lie, what is resumed, what is kept beside, and who is told."""
 
@@ -423,7 +436,8 @@ def not_in_hash(config: Mapping[str, Any]) -> list[str]:
             if isinstance(child, Mapping)
             for key in places(child, f"{above}{name}.")
         ]
-        return below + [f"{above}{name}" for name in node if name in PLACES]
+        here = [name for name in node if name in PLACES or (name == SKIP_SET and isinstance(node[name], str))]
+        return below + [f"{above}{name}" for name in here]
 
     beside = ["search", "analysis", "experiment", "store_text", "tracker"]
     return ["resume", "results_dir", *beside, *places(config, "")]

@@ -294,6 +294,45 @@ def test_a_folder_of_another_configuration_is_not_resumed_and_the_difference_is_
     assert (folder / "rows.jsonl").read_bytes() == before
 
 
+def skip_set_file(path, attn):
+    """A stored set for the tiny model, as the search writes it."""
+    from clasp_core.skip import LayerSkip
+    from clasp_core.tiny import TinyModel
+
+    model = TinyModel().load("compiled")
+    row = {
+        "schema": 1,
+        "model": {
+            "name": "tiny", "num_layers": model.target.num_layers, "dtype": model.info["dtype"],
+            "fingerprint": model.info["fingerprint"],
+        },
+        "skip": {
+            "attn": attn, "mlp": [2], "code": LayerSkip.sublayers(model.target.num_layers, attn=attn, mlp=[2]).code,
+        },
+        "search": {"seconds": 1.0, "num_evaluations": 1},
+    }  # fmt: skip
+    path.write_text(json.dumps(row))
+
+
+def test_a_resume_asks_what_is_in_the_skip_set_file_and_not_where_it_lies(command, tmp_path, monkeypatch):
+    skip_set_file(tmp_path / "set.json", [1, 3])
+    words = (*SMALL, "method=[self_sd]")
+    message, _ = command(*words, "method.self_sd.skip_set=set.json")
+    assert message is None
+    folder = folders(tmp_path)[0]
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    message, _ = command(*words, "method.self_sd.skip_set=../set.json", f"resume={folder}")
+    assert message is None
+    before = (folder / "rows.jsonl").read_bytes()
+    skip_set_file(tmp_path / "set.json", [1, 4])
+    message, _ = command(*words, "method.self_sd.skip_set=../set.json", f"resume={folder}")
+    assert "skip_sets_sha256.self_sd" in message
+    message, _ = command(*words, "method.self_sd.skip_set={attn: [1], mlp: [2]}", f"resume={folder}")
+    assert "was made with another configuration" in message
+    assert (folder / "rows.jsonl").read_bytes() == before
+
+
 def test_failed_turns_make_the_run_fail_loudly(command, tmp_path, monkeypatch):
     from clasp_core.drafting import SelfDrafter
 
