@@ -33,7 +33,7 @@ from clasp_core.checkpoint import LoadedModel
 from clasp_core.decoding import Generation
 from clasp_core.drafting import Described, SearchedOffline
 from clasp_core.errors import UserError
-from clasp_core.metrics import c_bytes, mismatches
+from clasp_core.metrics import mismatches
 from clasp_core.progress import Bar, Together
 from clasp_core.prompting import Prompter
 from clasp_core.records import Manifest, Question, TurnRecord
@@ -218,6 +218,9 @@ def measure(
             runner.warm_up()
             with Bar(num_turns, len(rows) // len(plan.methods), plan.reference) as bar:
                 runner.run(store, Together(bar, watcher), rows)
+            if runner.late:
+                late = [*manifest.late_divergences, *(row.late_divergence() for row in runner.late)]
+                store.write_manifest(manifest := replace(manifest, late_divergences=late))
             status = "ok"
         except KeyboardInterrupt:
             status = "interrupted"
@@ -266,7 +269,13 @@ def open_store(
         config["resume"], manifest.config_hash, manifest.fingerprint, manifest.config, ignored, planned
     )
     earlier, rows = read_run(store.folder)
-    resumed = replace(manifest, run_id=earlier.run_id, start=earlier.start, notes=[*earlier.notes, f"resumed {now()}"])
+    resumed = replace(
+        manifest,
+        run_id=earlier.run_id,
+        start=earlier.start,
+        notes=[*earlier.notes, f"resumed {now()}"],
+        late_divergences=earlier.late_divergences,
+    )
     store.write_manifest(resumed)
     return store, resumed, [row for row in rows if row.error is None]
 
@@ -274,8 +283,8 @@ def open_store(
 def report(store: RunStore, reference: str | None, methods: Sequence[str], greedy: bool) -> None:
     """The table, from the stored rows alone: printed, and as `summary.json`."""
     manifest, rows = read_run(store.folder)
-    reads = {name: c_bytes((r for r in rows if r.method == name), manifest.model["read_bytes"]) for name in methods}
-    summary = summarise(rows, reference, methods, greedy, reads, manifest.offline_search_s)
+    read_bytes = manifest.model["read_bytes"]
+    summary = summarise(rows, reference, methods, greedy, read_bytes, manifest.offline_search_s)
     store.write_summary({"run_id": manifest.run_id, "model": manifest.model["label"], **summary})
     console = Console(width=None if sys.stdout.isatty() else 120)
     console.print(f"model: {manifest.model['label']}", highlight=False)

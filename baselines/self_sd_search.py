@@ -44,6 +44,9 @@ SCHEMA = 1
 ROOT = Path(__file__).resolve().parents[1]
 START_SHARES = (0.1, 0.2, 0.3, 0.4, 0.5)
 """Shares of all sub-layers that the structured starts skip where the count is free."""
+BUDGET = frozenset({"prompts", "evaluations", "seconds", "replace"})
+"""Options that do not change what a set is worth."""
+WAY_OUT = "move it away, or add search.replace=true"
 NUM_FINALISTS, NUM_REPEATS = 3, 3
 """Sets measured again, and how often, where the objective is a wall clock's."""
 
@@ -251,7 +254,8 @@ class SelfSDSearch:
     limit) likewise, and is looked at between evaluations. `num_skipped_sublayers` fixes the count (a whole layer
     counts two); None leaves it free between `min_share` and `max_share` of 2L. `costs`: by the clock, once at the
     start, or `bytes`, which no slow spell can touch (and in which a wide verification is free). Interrupted, it
-    keeps the best so far and ends in a `UserError`; the same command goes on.
+    keeps the best so far and ends in a `UserError`; the same command goes on. A file with the result of another search,
+    or with a better set, is left alone unless `replace` is set.
     """
 
     prompts: str
@@ -267,6 +271,7 @@ class SelfSDSearch:
     min_share: float
     max_share: float
     seed: int
+    replace: bool = False
 
     def __post_init__(self) -> None:
         one_of("search.objective", self.objective, ("predicted", "tokens_per_s"))
@@ -290,6 +295,7 @@ class SelfSDSearch:
         path = out_dir / f"{model.name}-self_sd{count}.json"
         out_dir.mkdir(parents=True, exist_ok=True)
         settings = self._settings(model, prompts)
+        self._check_place(path, settings)
         log = SearchLog(path.with_suffix(".jsonl"), provenance.config_hash(settings))
         try:
             with torch.inference_mode():
@@ -298,11 +304,29 @@ class SelfSDSearch:
                 best = session.choose()
         except KeyboardInterrupt:
             raise UserError("interrupted before there was a result; the same command goes on") from None
+        self._check_value(path, best)
         _write(path, self._result(model, settings, log, best, status))
         print(f"{status}: {len(log.evaluations)} distinct sets in {log.seconds:.0f} s; {_said(best)}")
         if status == "interrupted":
             raise UserError(f"interrupted; the best set so far is in {path}, and the same command goes on")
         return path
+
+    def _check_place(self, path: Path, settings: Mapping[str, Any]) -> None:
+        """Refuse to replace the result of another search, before this one takes its time."""
+        earlier = None if self.replace else _earlier(path)
+        if earlier is None:
+            return
+        stored = earlier.get("settings")
+        if not isinstance(stored, dict):
+            raise UserError(f"{path} is there and does not say how it was found; {WAY_OUT}")
+        if keys := provenance.differing(stored, _stored(settings)):
+            raise UserError(f"{path} holds the result of another search ({', '.join(keys)} differ); {WAY_OUT}")
+
+    def _check_value(self, path: Path, best: Evaluation) -> None:
+        """Refuse to replace a better set; every evaluation stays in the log beside it."""
+        earlier = None if self.replace else _earlier(path)
+        if earlier is not None and earlier.get("value", -math.inf) > best.value:
+            raise UserError(f"{path} holds a better set ({earlier['value']:.4g} against {best.value:.4g}); {WAY_OUT}")
 
     def bounds(self, num_layers: int) -> Bounds:
         """The counts that are searched; at least one sub-layer is skipped."""
@@ -334,7 +358,7 @@ class SelfSDSearch:
 
     def _settings(self, model: LoadedModel, prompts: Sequence[Sequence[int]]) -> dict[str, Any]:
         """What decides which sets are decoded and what they are worth; a search is continued where this is equal."""
-        own = {name: value for name, value in asdict(self).items() if name not in ("prompts", "evaluations", "seconds")}
+        own = {name: value for name, value in asdict(self).items() if name not in BUDGET}
         return {
             **own,
             "prompts_sha256": hashlib.sha256(json.dumps([list(ids) for ids in prompts]).encode()).hexdigest(),
@@ -373,7 +397,7 @@ class SelfSDSearch:
                 "status": status,
                 "costs": (log.ground or {}).get("costs"),
                 "budget": {"evaluations": self.evaluations, "seconds": self.seconds},
-                "settings": {name: value for name, value in settings.items() if name not in ("machine", "threads")},
+                "settings": _stored(settings),
             },
             "end": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
             "git": provenance.git_state(ROOT),
@@ -502,6 +526,23 @@ class _Candidate:
 
     def observe(self, verified: Verified) -> int:
         return 0
+
+
+def _stored(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings as a result holds them."""
+    return {name: value for name, value in settings.items() if name not in ("machine", "threads")}
+
+
+def _earlier(path: Path) -> dict[str, Any] | None:
+    """What the file that is already there says of its search; None where there is none."""
+    if not path.exists():
+        return None
+    try:
+        row = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} is there and cannot be read ({error}); {WAY_OUT}") from error
+    search = row.get("search") if isinstance(row, dict) else None
+    return search if isinstance(search, dict) else {}
 
 
 def _said(best: Evaluation) -> str:

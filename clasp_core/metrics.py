@@ -186,9 +186,14 @@ class Pair:
     method: TurnRecord
 
     @property
+    def same_prompt(self) -> bool:
+        """Whether both answered the same prompt; with an own history a second turn's may differ."""
+        return self.reference.prompt_sha256 == self.method.prompt_sha256
+
+    @property
     def equal(self) -> bool:
-        """Whether both emitted the same ids."""
-        return self.reference.output_ids == self.method.output_ids
+        """Whether both emitted the same ids behind the same prompt."""
+        return self.same_prompt and self.reference.output_ids == self.method.output_ids
 
     @property
     def question(self) -> tuple[str, int]:
@@ -236,7 +241,10 @@ def _by_turn(rows: Iterable[TurnRecord]) -> dict[TurnKey, TurnRecord]:
 
 
 def _comparable(found: Iterable[Pair], greedy: bool) -> list[Pair]:
-    """Greedy answers are compared where they are the same text; sampled ones differ by design."""
+    """Greedy answers are compared where they are the same text; sampled ones differ by design.
+
+    Samples of one run have different prompts with an own history only, where the summary notes it.
+    """
     return [pair for pair in found if pair.equal or not greedy]
 
 
@@ -553,6 +561,8 @@ def grades(reference_rows: Sequence[TurnRecord], method_rows: Sequence[TurnRecor
 def grade_turn(reference: TurnRecord | None, method: TurnRecord | None, greedy: bool) -> Grade:
     """One turn's grade. A turn without an answer on both sides is missing; ids of samples are not compared.
 
+    A greedy answer to another prompt than the reference's (own history) is missing too: nothing shows what the
+    reference would have said to it.
     Different ids are a tie only if the method's row holds a top-1 minus top-2 gap within its bound, taken where the
     ids really part; without such evidence they are a mismatch.
     """
@@ -560,6 +570,8 @@ def grade_turn(reference: TurnRecord | None, method: TurnRecord | None, greedy: 
         return "missing"
     if not greedy:
         return "sampled"
+    if not Pair(reference, method).same_prompt:
+        return "missing"
     index = first_divergence(reference.output_ids or (), method.output_ids or ())
     if index is None:
         return "exact"

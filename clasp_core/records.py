@@ -11,6 +11,9 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 SCHEMA = 1
 """Version of the row layout; a reader refuses rows of another one."""
 
+LATE = ("first_divergence", "divergence_gap", "divergence_bound")
+"""Fields of a row that may be known later than the row is written."""
+
 
 @dataclass(frozen=True, slots=True)
 class Question:
@@ -60,7 +63,8 @@ class TurnRecord:
     A failed turn carries `error` and no numbers. `decode_s` is everything after the first token, searches
     included; `select_s` is the part of it spent on searches. `peak_memory_bytes` is the sum of the devices' peaks;
     rows from before `peak_memory_bytes_by_device` have the sum only. `energy_j` is what the model's GPUs drew over
-    the whole turn.
+    the whole turn. `position_in_turn` is the method's place in the turn's order; where other methods of the turn
+    had their rows before a resume, they did not run right before it.
     """
 
     run_id: str
@@ -100,6 +104,10 @@ class TurnRecord:
     def pair(self) -> tuple[str, int, int, int]:
         """What two methods' rows share when they answered the same thing: task, question, turn, repeat."""
         return (self.task, self.question_id, self.turn, self.repeat)
+
+    def late_divergence(self) -> dict[str, Any]:
+        """The entry of `Manifest.late_divergences` for this row."""
+        return {"key": list(self.key), **{name: getattr(self, name) for name in LATE}}
 
     @property
     def total_s(self) -> float | None:
@@ -173,6 +181,8 @@ class Manifest:
     conditions: dict[str, Any] = field(default_factory=dict)
     """The machine's state at the start (load, environment), which may differ between comparable runs."""
     notes: list[str] = field(default_factory=list)
+    late_divergences: list[dict[str, Any]] = field(default_factory=list)
+    """Where rows part from a reference that answered after a resume only: row keys and the fields of `LATE`."""
     schema: int = SCHEMA
 
     def to_json(self) -> dict[str, Any]:

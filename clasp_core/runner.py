@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Literal, Protocol, runtime_checkable
 
@@ -143,6 +143,9 @@ class Runner:
         self._energy = energy
         self._answers: dict[tuple[str, str, int, int, int], list[int]] = {}
         self._open: dict[str, list[Slot]] = {}
+        self._stored: dict[tuple[str, str, int, int, int], TurnRecord] = {}
+        self.late: list[TurnRecord] = []
+        """Earlier rows with the divergence that only a reference's later answer could show."""
 
     def slots(self) -> Iterator[list[Slot]]:
         """The turns of each stream: one repeat of one task, in file order."""
@@ -198,6 +201,8 @@ class Runner:
         """
         self._answers = {row.key: row.output_ids for row in earlier if row.output_ids is not None}
         self._open = {name: self._unanswered(name) for name in self._plan.methods}
+        self._stored = {row.key: row for row in earlier}
+        self.late = []
         num_failed = 0
         for stream in self.slots():
             for method in self._plan.methods.values():
@@ -225,7 +230,17 @@ class Runner:
                 self._inform(self._prompt(slot, name), self._answers[slot.key(name)])
         for row in rows:
             self._compare(slot, row)
+        self._compare_stored(slot)
         return rows
+
+    def _compare_stored(self, slot: Slot) -> None:
+        """Earlier rows that could not be compared when they were written: the reference had failed there."""
+        for name in self._plan.methods:
+            row = self._stored.get(slot.key(name))
+            if row is not None and row.first_divergence is None:
+                row = replace(row)
+                self._compare(slot, row)
+                self.late += [row] * (row.first_divergence is not None)
 
     def _unanswered(self, name: str) -> list[Slot]:
         """The turns that a method has no answer to."""
@@ -324,13 +339,18 @@ class Runner:
         return self._prompter.text_of(ids)
 
     def _compare(self, slot: Slot, row: TurnRecord) -> None:
-        """Note where a greedy answer parts from the reference's and how close the tokens were there."""
-        reference = self._answers.get(slot.key(self._plan.reference)) if self._plan.reference else None
-        if row.output_ids is None or reference is None or row.method == self._plan.reference:
+        """Note where a greedy answer parts from the reference's to the same prompt, and how close the tokens were."""
+        if self._plan.reference is None or row.method == self._plan.reference:
+            return
+        reference = self._answers.get(slot.key(self._plan.reference))
+        if row.output_ids is None or reference is None:
             return
         if not self._plan.generation.sampling.greedy or row.output_ids == reference:
             return
-        found = divergence(self._target, self._prompt(slot, row.method), reference, row.output_ids)
+        prompt = self._prompt(slot, row.method)
+        if prompt != self._prompt(slot, self._plan.reference):
+            return
+        found = divergence(self._target, prompt, reference, row.output_ids)
         if found is not None:
             row.first_divergence, row.divergence_gap, row.divergence_bound = found.index, found.gap, found.bound
 

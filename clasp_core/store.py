@@ -22,7 +22,7 @@ from typing import Any
 
 from clasp_core.errors import UserError
 from clasp_core.provenance import differing, slug, value_at
-from clasp_core.records import SCHEMA, Manifest, TurnRecord
+from clasp_core.records import LATE, SCHEMA, Manifest, TurnRecord
 
 MANIFEST, ROWS, SUMMARY, TEXTS = "manifest.jsonl", "rows.jsonl", "summary.json", "texts.json"
 ANALYSIS = "analysis.jsonl"
@@ -176,6 +176,7 @@ def read_run(folder: str | Path) -> tuple[Manifest, list[TurnRecord]]:
     folder = Path(folder).resolve()
     manifest = _read_manifest(folder)
     rows, torn = _read_rows(folder, manifest.run_id)
+    _fill_in(rows, manifest, folder / MANIFEST)
     if torn:
         manifest.notes.append(_torn_note(ROWS, torn))
     return manifest, rows
@@ -246,6 +247,17 @@ def _read_manifest(folder: Path) -> Manifest:
     if torn:
         manifest.notes.append(_torn_note(MANIFEST, torn))
     return manifest
+
+
+def _fill_in(rows: Sequence[TurnRecord], manifest: Manifest, path: Path) -> None:
+    """Give rows what was found out about them after they were written."""
+    by_key = {row.key: row for row in rows}
+    for entry in manifest.late_divergences:
+        try:
+            row = by_key[tuple(entry["key"])]
+            row.first_divergence, row.divergence_gap, row.divergence_bound = (entry[name] for name in LATE)
+        except (KeyError, TypeError) as error:
+            raise UserError(f"{path}: late_divergences is damaged ({type(error).__name__}: {error})") from error
 
 
 def _torn_note(name: str, num_bytes: int) -> str:

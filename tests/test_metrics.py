@@ -68,6 +68,18 @@ HAND_CHECK = pair_up(
 # Counting
 
 
+def test_answers_to_different_prompts_are_never_compared():
+    reference, method = ar(0, prompt_sha256="a"), row("m", 0, ids=[9] * 11, prompt_sha256="b")
+    same_ids = replace(method, output_ids=reference.output_ids)
+    for other in (method, same_ids):
+        assert metrics.grades([reference], [other], True).worst == "missing"
+        assert metrics.mismatches([reference], [other], True) == []
+        assert metrics.paired_total(pair_up([reference], [other]), True) is None
+        assert metrics.grades([reference], [other], False).worst == "sampled"
+        assert metrics.paired_total(pair_up([reference], [other]), False) is not None
+    assert metrics.mismatches([reference], [replace(method, prompt_sha256="a")], True)
+
+
 def test_mean_emitted_counts_committed_tokens_only():
     # P2: rounds commit 4, 4, then 6 of which the second is the stop token: (4 + 4 + 2) / 3, not (4 + 4 + 6) / 3
     rows = [row(rounds=trace([4, 4, 2], drafted=[5, 5, 5], accepted=[3, 3, 2]))]

@@ -17,8 +17,9 @@ from baselines.random_skip import random_skip
 from baselines.self_sd import Adaptation, self_sd
 from baselines.swift import swift
 from baselines.swift_search import SearchRule
+from clasp_core import metrics
 from clasp_core.clasp import Reading, clasp
-from clasp_core.decoding import Generation
+from clasp_core.decoding import Generation, decode
 from clasp_core.device import DeviceClock
 from clasp_core.drafting import NoDraft
 from clasp_core.errors import NonFiniteLogits, UserError
@@ -98,10 +99,13 @@ def plan_of(model, methods, **changes):
     return Plan(model="tiny", methods=methods, **settings)
 
 
-def run(model, methods, earlier=(), **changes):
-    plan = plan_of(model, methods, **changes)
+def runner_of(model, methods, **changes):
     clock = DeviceClock(model.target.devices, model.target.device)
-    runner = Runner(model.target, Prompter(model.tokenizer, "chat"), plan, clock)
+    return Runner(model.target, Prompter(model.tokenizer, "chat"), plan_of(model, methods, **changes), clock)
+
+
+def run(model, methods, earlier=(), **changes):
+    runner = runner_of(model, methods, **changes)
     memory = Memory()
     runner.check()
     runner.warm_up()
@@ -322,14 +326,58 @@ def test_a_divergence_is_noted_with_its_gap(model):
         """Answers like the reference, but for a token that nobody would choose."""
 
         def answer(self, target, prompt, generation, randomness, clock):
-            from clasp_core.decoding import decode
-
             good = decode(target, NoDraft(), prompt, generation, randomness, clock)
             good.output_ids[3] = (good.output_ids[3] + 1) % 256
             return good
 
     rows = [row for row in run(model, {"wrong": Wrong()}).rows if row.method == "wrong"]
     assert all(row.first_divergence == 3 and row.divergence_gap > row.divergence_bound > 0 for row in rows)
+
+
+class Wrong(NoDraft):
+    """Other tokens than the reference's in every answer, or in the first one only."""
+
+    def __init__(self, every=True):
+        self._every = every
+
+    def answer(self, target, prompt, generation, randomness, clock):
+        good = decode(target, NoDraft(), prompt, generation, randomness, clock)
+        if self._every or self._fresh:
+            good.output_ids[3:] = [(token * 7 + 1) % 200 + 4 for token in good.output_ids[3:]]
+        self._fresh = False
+        return good
+
+    def start_stream(self, target):
+        self._fresh = True
+
+
+def test_a_second_turn_behind_another_history_is_compared_with_nothing(model):
+    rows = run(model, {"w": Wrong(every=False)}, history="own", questions=QUESTIONS[1:2]).rows
+    first, second = (row for row in rows if row.method == "w")
+    assert first.first_divergence == 3
+    assert (second.first_divergence, second.divergence_gap) == (None, None)
+    reference = [row for row in rows if row.method == "ar"]
+    assert reference[1].prompt_sha256 != second.prompt_sha256
+    assert reference[1].output_ids != second.output_ids
+    assert metrics.grades([reference[1]], [second], True).worst == "missing"
+
+
+def test_a_reference_that_answers_after_a_resume_only_shows_where_earlier_rows_part_from_it(model):
+    methods, settings = {"w": Wrong()}, {"questions": QUESTIONS[:1]}
+    failing = Failing()
+    failing.num_started = 0
+    first = run(model, {"ar": failing, **methods}, **settings).rows
+    assert [(row.method, row.error is None, row.first_divergence) for row in first] == [
+        ("ar", False, None), ("w", True, None),
+    ]  # fmt: skip
+    kept = [row for row in first if row.error is None]
+    runner, memory = runner_of(model, methods, **settings), Memory()
+    runner.run(memory, memory, kept)
+    assert [(row.key, row.first_divergence) for row in runner.late] == [(kept[0].key, 3)]
+    assert runner.late[0].divergence_gap is not None
+    assert kept[0].first_divergence is None
+    runner.run(memory, memory, [*memory.rows, runner.late[0]])
+    assert runner.late == []
 
 
 class Ticking:

@@ -333,12 +333,32 @@ def test_an_interrupted_search_keeps_its_best_and_goes_on(
         assert run(model, tmp_path)[1]["skip"] == row["skip"]
 
 
+def test_a_trial_never_replaces_the_result_of_another_search(model: LoadedModel, tmp_path: Path) -> None:
+    path, _ = run(model, tmp_path, evaluations=6)
+    before = path.read_bytes()
+    with pytest.raises(UserError, match=r"tiny-self_sd.json .* another search \(tokens differ\).*search.replace=true"):
+        run(model, tmp_path, evaluations=1, tokens=3)
+    assert path.read_bytes() == before
+    run(model, tmp_path, evaluations=1, tokens=3, replace=True)
+    assert path.read_bytes() != before
+
+
+def test_a_better_set_is_never_replaced(model: LoadedModel, tmp_path: Path) -> None:
+    path, row = run(model, tmp_path, evaluations=6)
+    path.write_text(json.dumps({**row, "search": {**row["search"], "value": 9.0}}))
+    before = path.read_bytes()
+    with pytest.raises(UserError, match=r"holds a better set \(9 against .*search.replace=true"):
+        run(model, tmp_path, evaluations=8)
+    assert path.read_bytes() == before
+    run(model, tmp_path, evaluations=8, replace=True)
+
+
 def test_another_model_or_setting_does_not_continue_a_search(model: LoadedModel, tmp_path: Path) -> None:
     run(model, tmp_path, evaluations=6)
     for other, options in ((tiny(seed=1), {}), (model, {"tokens": 12}), (model, {"seed": 3})):
         decoded: list[LayerSkip] = []
         with watched(Replay, "counts", lambda replay, skip, decoded=decoded: decoded.append(skip)):
-            run(other, tmp_path, evaluations=6, **options)
+            run(other, tmp_path, evaluations=6, replace=True, **options)
         assert len(decoded) == 6
 
 

@@ -206,6 +206,16 @@ def test_resume_knows_what_is_done_and_retries_errors(tmp_path: Path) -> None:
     assert len(lines(folder / "rows.jsonl")) == 5
 
 
+def test_what_was_found_out_late_is_read_with_the_row(tmp_path: Path) -> None:
+    found = row(1, "clasp")
+    found.first_divergence, found.divergence_gap, found.divergence_bound = 1, 0.5, 0.25
+    folder = create(tmp_path, row(1), row(1, "clasp"), late_divergences=[found.late_divergence()])
+    assert read_run(folder)[1] == [row(1), found]
+    other = create(tmp_path / "b", row(1), late_divergences=[found.late_divergence()])
+    with pytest.raises(UserError, match=r"manifest.jsonl: late_divergences is damaged \(KeyError"):
+        read_run(other)
+
+
 def test_last_error_of_a_turn_counts(tmp_path: Path) -> None:
     folder = create(tmp_path, row(1, error="first"), row(1, error="second"))
     assert read_run(folder)[1] == [row(1, error="second")]

@@ -14,12 +14,14 @@ from test_metrics import ar, failed, row, spell, trace
 from clasp_core.errors import UserError
 from clasp_core.report.summary import OVERALL, render, summarise
 
-C_BYTES = {"fast": 0.458}
+READ_BYTES = {"attn": [271, 271], "mlp": [0, 0], "head": 458}
+"""Without both attentions, 0.458 of the bytes are read."""
 
 
 def fast(question=0, task="qa", **more):
     """12 tokens after the first in four rounds of 1.0 draft, 1.25 verify, 0.25 search and 0.5 host: 12 s."""
     rounds = trace([3] * 4, drafted=[4] * 4, accepted=[2] * 4, draft_s=1.0, verify_s=1.25, select_s=0.25, searches=1)
+    rounds.skip = ["2:3:0"] * 4
     more.setdefault("decode_s", 12.0)
     return row("fast", question, 13, rounds=rounds, task=task, **more)
 
@@ -30,8 +32,8 @@ def pool(num_questions=3, tasks=("qa", "mt")):
     return [ar(q, n=13, step_s=2.0, task=task) for task, q in keys] + [fast(q, task) for task, q in keys]
 
 
-def summary_of(rows, methods=("fast",), greedy=True, reference="ar", c_bytes=C_BYTES):
-    return summarise(rows, reference, methods, greedy, c_bytes)
+def summary_of(rows, methods=("fast",), greedy=True, reference="ar", read_bytes=READ_BYTES):
+    return summarise(rows, reference, methods, greedy, read_bytes)
 
 
 def printed(summary, width=120):
@@ -79,7 +81,17 @@ def test_the_ladder_is_given_per_task_and_overall_with_the_bytes_passed_through(
     assert (found["draft"], found["verify"], found["search"]) == pytest.approx((2.0, 12 / 4.5, 2.4))
     assert (found["measured"], found["c_bytes"]) == (2.0, 0.458)
     assert found["host_loss"] == pytest.approx(1 - 2 / 2.4)
-    assert summary_of(pool(), c_bytes={})["ladders"]["fast"]["qa"]["ceiling"] is None
+    assert summary_of(pool(), read_bytes=None)["ladders"]["fast"]["qa"]["ceiling"] is None
+
+
+def test_the_bytes_of_a_task_are_those_of_its_own_rows():
+    rows = pool()
+    for each in rows:
+        if each.method == "fast" and each.task == "mt":
+            each.rounds.skip = ["2:1:0"] * 4
+    ladders = summary_of(rows)["ladders"]["fast"]
+    found = {scope: part["c_bytes"] for scope, part in ladders.items()}
+    assert found == pytest.approx({"qa": 0.458, "mt": 0.729, "overall": (0.458 + 0.729) / 2})
 
 
 def test_the_summary_is_plain_json_without_nan():
@@ -146,11 +158,11 @@ def test_long_repetitive_and_wrong_answers_are_flagged():
 
 def test_a_disturbed_run_is_marked_and_a_long_prefill_is_told_apart():
     # 30 s against 8 * 1.5 + 2 * 15 s = 42 s
-    shaken = summarise([ar(n=31), spell(2)], "ar", ["m"], True, {})
+    shaken = summarise([ar(n=31), spell(2)], "ar", ["m"], True, None)
     assert shaken["cells"]["m"][OVERALL]["disturbed"] is True
     assert [note["text"] for note in shaken["notes"]] == ["m: disturbed run: typical 2.00, paired_total 0.71"]
     # both sides wait 30 s for the first token: (30 + 30) / (30 + 15) = 1.33 in all, 2.00 decoding
-    waiting = summarise([ar(n=31, prefill_s=30.0), replace(spell(0), prefill_s=30.0)], "ar", ["m"], True, {})
+    waiting = summarise([ar(n=31, prefill_s=30.0), replace(spell(0), prefill_s=30.0)], "ar", ["m"], True, None)
     assert "paired_decode is 2.00, so prefill (67% of its time)" in waiting["notes"][0]["text"]
 
 
@@ -161,6 +173,16 @@ def test_sampled_runs_are_compared_per_token_and_not_graded():
     assert found["cells"]["fast"]["qa"]["speedup"]["paired_total"]["value"] == pytest.approx(4.0)
     assert found["cells"]["fast"]["qa"]["grade"]["worst"] == "sampled"
     assert "sampled 1/1" in printed(found)
+
+
+def test_answers_to_another_prompt_are_noted():
+    rows = [replace(each, prompt_sha256=each.method if each.question_id == 0 else "same") for each in pool()]
+    for greedy, what in ((True, "graded missing"), (False, "kept in the figures")):
+        found = summary_of(rows, greedy=greedy)
+        text = next(note["text"] for note in found["notes"] if note["kind"] == "other_prompts")
+        assert what in text
+        assert "on 2 of 6 turns" in text
+    assert ("other_prompts", "fast") not in kinds(summary_of(pool()))
 
 
 def test_without_a_reference_there_are_figures_but_no_speedups():
@@ -223,7 +245,7 @@ def test_the_summary_needs_no_torch():
 
 def test_an_offline_search_is_noted_with_and_without():
     rows = pool()
-    summary = summarise(rows, "ar", ["fast"], True, C_BYTES, {"fast": 36.0})
+    summary = summarise(rows, "ar", ["fast"], True, READ_BYTES, {"fast": 36.0})
     # 6 pairs: the method takes 12 s each and 36 s of search on top, the reference twice 12 s
     cost = summary["offline_search"]["fast"]
     assert cost["paired_total_with_search"] == pytest.approx(6 * 24 / (6 * 12 + 36))

@@ -64,8 +64,8 @@ def _labels(runs: Sequence[Run]) -> list[str]:
 
 def _summary(run: Run) -> dict[str, Any]:
     names = run.manifest.methods
-    reads = {name: run.c_bytes(name) for name in names}
-    return summarise(run.rows, run.reference, names, run.greedy, reads, run.manifest.offline_search_s)
+    read_bytes = run.manifest.model.get("read_bytes")
+    return summarise(run.rows, run.reference, names, run.greedy, read_bytes, run.manifest.offline_search_s)
 
 
 def _stamps(good: Sequence[tuple[str, Run]]) -> Iterator[str]:

@@ -97,9 +97,9 @@ class Run:
     def summary(self) -> dict[str, Any]:
         """The summary of the rows, computed anew (seconds for a long run), as `summary.json` holds it."""
         names = self.manifest.methods
-        reads = {name: self.c_bytes(name) for name in names}
+        read_bytes = self.manifest.model.get("read_bytes")
         offline_s = self.manifest.offline_search_s
-        return summarise(self.rows, self.reference, names, self.greedy, reads, offline_s)
+        return summarise(self.rows, self.reference, names, self.greedy, read_bytes, offline_s)
 
 
 def run_folders(path: str | Path) -> list[Path]:

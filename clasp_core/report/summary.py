@@ -34,13 +34,14 @@ def summarise(
     reference: str | None,
     methods: Sequence[str],
     greedy: bool,
-    c_bytes: Mapping[str, float | None],
+    read_bytes: Mapping[str, Any] | None,
     offline_search_s: Mapping[str, float] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Cells per method and task (and `overall`), ladders and notes, as JSON-able data.
 
     Figures use the turns that every compared method finished; a method that finished none is left out of that
-    comparison and noted. Failures, missing turns and grades cover all turns. `reference` null: no speed-ups.
+    comparison and noted. Failures, missing turns and grades cover all turns.
+    `read_bytes` is the manifest's (null: no ceilings). `reference` null: no speed-ups.
     """
     names = [name for name in dict.fromkeys((reference, *methods)) if name is not None]
     run = _Run([row for row in rows if row.method in names], reference, names, greedy)
@@ -60,7 +61,7 @@ def summarise(
         "num_common_turns": len(run.common),
         "cells": cells,
         "ladders": {
-            name: {scope: _ladder(part, name, c_bytes.get(name)) for scope, part in scopes.items()}
+            name: {scope: _ladder(part, name, read_bytes) for scope, part in scopes.items()}
             for name in names
             if reference is not None and name != reference
         },
@@ -170,7 +171,9 @@ def _comparison(run: _Run, name: str, scope: str) -> Cell:
     }
 
 
-def _ladder(run: _Run, name: str, c_bytes: float | None) -> Cell | None:
+def _ladder(run: _Run, name: str, read_bytes: Mapping[str, Any] | None) -> Cell | None:
+    """The ladder of one scope; the bytes of a draft step are those of its own rows, since skip sets change."""
+    c_bytes = metrics.c_bytes(run.of(name), read_bytes) if read_bytes else None
     found = metrics.ladder(run.pairs(name), run.greedy, c_bytes)
     if found is None:
         return None
@@ -207,7 +210,7 @@ def _notes(run: _Run, cells: Mapping[str, Mapping[str, Cell]], tasks: Sequence[s
     for name in run.names:
         notes += _notes_on_rows(run, name, tasks)
         if name != run.reference:
-            notes += _notes_on_comparison(name, cells[name], tasks)
+            notes += _notes_on_prompts(run, name) + _notes_on_comparison(name, cells[name], tasks)
     return notes
 
 
@@ -250,6 +253,16 @@ def _notes_on_rows(run: _Run, name: str, tasks: Sequence[str]) -> list[Note]:
 
 def _drafted_nothing(used: Collection[TurnRecord]) -> bool:
     return bool(used) and all(row.rounds is not None and not any(row.rounds.num_drafted) for row in used)
+
+
+def _notes_on_prompts(run: _Run, name: str) -> list[Note]:
+    """How many turns were no answers to the reference's prompt, which an own history brings about."""
+    found = run.pairs(name)
+    if not (num_other := sum(not pair.same_prompt for pair in found)):
+        return []
+    kept = "graded missing and in no paired figure" if run.greedy else "kept in the figures, as times per token"
+    text = f"{name} answered another prompt than the reference on {num_other} of {len(found)} turns; they are {kept}"
+    return [_note("other_prompts", name, text)]
 
 
 def _notes_on_comparison(name: str, cells: Mapping[str, Cell], tasks: Sequence[str]) -> list[Note]:
