@@ -78,9 +78,11 @@ class Verified:
 class Drafter(Protocol):
     """A method: it proposes drafts and learns from verdicts; it never counts, times, appends or verifies."""
 
-    @property
-    def extra_slots(self) -> int:
-        """Cache slots that a draft may need beyond the budget: 0 for chains, the side branches of a tree."""
+    def extra_slots(self, budget: int) -> int:
+        """Cache slots that a draft may need beyond a budget of new tokens: 0 for chains, the side branches of a tree.
+
+        No draft is deeper than the budget.
+        """
 
     def needs_hidden(self, *, prefill: bool) -> bool:
         """Whether the coming prefill, or the coming verification, is to keep its states."""
@@ -121,7 +123,7 @@ def decode(
     """Answer a prompt. The timed region is everything between the two readings of `clock.now`."""
     tokens = torch.tensor(prompt, device=target.devices[0])
     started = clock.now()
-    capacity = len(prompt) + generation.max_new_tokens + drafter.extra_slots
+    capacity = len(prompt) + generation.max_new_tokens + drafter.extra_slots(generation.max_new_tokens)
     turn = Turn(target, target.new_cache(capacity), generation, randomness)
     prefill = _prefill(turn, drafter, tokens)
     output = [prefill.next_token]
