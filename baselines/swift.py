@@ -233,7 +233,7 @@ class SwiftPolicy:
         self._answer.append(verified.next_token)
         round_index = self._num_rounds
         self._num_rounds += 1
-        if not self.search.due(round_index, len(self._answer) - 1):
+        if verified.last or not self.search.due(round_index, len(self._answer) - 1):
             return 0
         candidate = self.search.propose(self._turn.randomness.search)
         window = self._answer[: self.search.context_window + 1]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
@@ -56,6 +56,8 @@ class Verified:
     next_token: int
     position: int
     hidden: tuple[Tensor, ...] | None
+    last: bool = False
+    """The answer ends here: what is learned may serve later turns, and nothing is to be searched for this one."""
 
     @property
     def num_accepted(self) -> int:
@@ -97,7 +99,7 @@ class Drafter(Protocol):
         """At most `limit` tokens (one or more) behind `last_token`, which sits at `position`."""
 
     def observe(self, verified: Verified) -> int:
-        """Learn from a verdict. Returns the number of searches that were run."""
+        """Learn from a verdict. Returns the number of searches that were run: none behind the answer's last one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,11 +131,14 @@ def decode(
     output = [prefill.next_token]
     first_token = clock.now()
     laps = _Laps(clock)
+    verified: Verified | None = None
     if not _finished(output, generation):
         laps.end("select", drafter.start(turn, prompt, prefill))
         while not _finished(output, generation):
-            _round(turn, drafter, output, len(prompt), laps)
+            verified = _round(turn, drafter, output, len(prompt), laps)
     ended = clock.now()
+    if verified is not None:
+        drafter.observe(replace(verified, last=True))
     return Answer(output, _reason(output, generation), first_token - started, ended - first_token, laps.trace())
 
 
@@ -146,8 +151,11 @@ def _prefill(turn: Turn, drafter: Drafter, tokens: Tensor) -> Verified:
     return Verified(Draft.empty(), verdict.path, verdict.next_token, len(tokens) - 1, out.hidden)
 
 
-def _round(turn: Turn, drafter: Drafter, output: list[int], num_prompt: int, laps: _Laps) -> None:
-    """One draft, one verification pass, one verdict; commits what the stop ids and the budget allow."""
+def _round(turn: Turn, drafter: Drafter, output: list[int], num_prompt: int, laps: _Laps) -> Verified:
+    """One draft, one verification pass, one verdict; commits what the stop ids and the budget allow.
+
+    The drafter observes the verdict here if more rounds follow; of the last one it is told outside the clock.
+    """
     position = num_prompt + len(output) - 1
     limit = turn.generation.max_new_tokens - len(output) - 1
     laps.begin_round()
@@ -162,6 +170,7 @@ def _round(turn: Turn, drafter: Drafter, output: list[int], num_prompt: int, lap
     if not _finished(output, turn.generation):
         laps.begin()
         laps.end("select", drafter.observe(verified))
+    return verified
 
 
 def _verify(turn: Turn, drafter: Drafter, draft: Draft, last_token: int, position: int) -> Verified:
