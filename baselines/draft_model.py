@@ -37,8 +37,6 @@ class DraftModel:
     not seen of them yet is fed together with the last token. Its prefill is part of the first draft.
     """
 
-    extra_slots = 0
-
     def __init__(
         self,
         model: ModelSource,
@@ -61,6 +59,10 @@ class DraftModel:
         self._text: list[int] = []
         self._num_cached = 0
         self._next_len = num_tokens
+
+    def extra_slots(self, budget: int) -> int:
+        """None: chains lie within the budget."""
+        return 0
 
     def needs_hidden(self, *, prefill: bool) -> bool:
         """Never."""

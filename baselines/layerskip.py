@@ -26,8 +26,6 @@ from clasp_core.verify import Draft
 class EarlyExit:
     """Drafts chains of `num_speculations` tokens with the first `exit_layer` layers (or `exit_ratio` of them)."""
 
-    extra_slots = 0
-
     def __init__(
         self,
         exit_layer: int | None,
@@ -43,6 +41,10 @@ class EarlyExit:
         self._chain = ChainRule(num_speculations, draft_sampling=draft_sampling)
         self._turn: Turn
         self._states: list[Tensor] = []
+
+    def extra_slots(self, budget: int) -> int:
+        """None: chains lie within the budget."""
+        return 0
 
     def needs_hidden(self, *, prefill: bool) -> bool:
         """Never: the draft's own states are what is reused."""

@@ -17,8 +17,6 @@ from clasp_core.verify import Draft
 class Oracle:
     """Drafts `max_draft_len` tokens of the reference's answer to the same prompt; the runner supplies it."""
 
-    extra_slots = 0
-
     def __init__(self, max_draft_len: int):
         if max_draft_len < 1:
             raise UserError(f"max_draft_len is {max_draft_len}; it must be at least 1")
@@ -30,6 +28,10 @@ class Oracle:
     def inform(self, prompt: Sequence[int], answer: Sequence[int]) -> None:
         """The reference's answer to the prompt that comes next."""
         self._prompt, self._answer = list(prompt), list(answer)
+
+    def extra_slots(self, budget: int) -> int:
+        """None: chains lie within the budget."""
+        return 0
 
     def needs_hidden(self, *, prefill: bool) -> bool:
         """Never."""

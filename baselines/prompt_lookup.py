@@ -23,8 +23,6 @@ class PromptLookup:
     counts; the version of Spec-Bench wants a whole one.
     """
 
-    extra_slots = 0
-
     def __init__(self, max_ngram: int, num_tokens: int, match: Literal["earliest", "latest"], partial: bool):
         if max_ngram < 1 or num_tokens < 1:
             raise UserError(f"max_ngram is {max_ngram} and num_tokens is {num_tokens}; both must be at least 1")
@@ -34,6 +32,10 @@ class PromptLookup:
         self._latest = match == "latest"
         self._partial = partial
         self._text: list[int] = []
+
+    def extra_slots(self, budget: int) -> int:
+        """None: chains lie within the budget."""
+        return 0
 
     def needs_hidden(self, *, prefill: bool) -> bool:
         """Never."""

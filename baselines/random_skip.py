@@ -46,7 +46,7 @@ class RandomPolicy:
 
     def observe(self, verified: Verified) -> int:
         """A new set if every round gets its own."""
-        if self._redraw == "round":
+        if self._redraw == "round" and not verified.last:
             self._draw()
         return 0
 

@@ -49,10 +49,9 @@ class TreeRule:
         if self.max_draft_len < 1:
             raise UserError(f"max_draft_len is {self.max_draft_len}; it must be at least 1 (method=ar drafts nothing)")
 
-    @property
-    def extra_slots(self) -> int:
+    def extra_slots(self, budget: int) -> int:
         """Leaves beside the spine; the spine itself lies within the budget."""
-        return (WIDEST - 1) * self.max_draft_len
+        return (WIDEST - 1) * min(self.max_draft_len, budget)
 
     def draft(self, step: Step, turn: Turn, last_token: int, position: int, limit: int, threshold: float) -> Draft:
         """A tree that ends at the limit, or with a spine token that is a stop token or below the threshold."""
@@ -234,7 +233,7 @@ class SwiftPolicy:
         self._answer.append(verified.next_token)
         round_index = self._num_rounds
         self._num_rounds += 1
-        if not self.search.due(round_index, len(self._answer) - 1):
+        if verified.last or not self.search.due(round_index, len(self._answer) - 1):
             return 0
         candidate = self.search.propose(self._turn.randomness.search)
         window = self._answer[: self.search.context_window + 1]
@@ -258,10 +257,9 @@ class SwiftDrafter:
         self._turn: Turn
         self._skip: LayerSkip
 
-    @property
-    def extra_slots(self) -> int:
+    def extra_slots(self, budget: int) -> int:
         """Room for a tree's leaves."""
-        return self._rule.extra_slots if isinstance(self._rule, TreeRule) else 0
+        return self._rule.extra_slots(budget) if isinstance(self._rule, TreeRule) else 0
 
     def needs_hidden(self, *, prefill: bool) -> bool:
         """As the policy says."""

@@ -205,9 +205,9 @@ class ClaspPolicy:
         return self._skip
 
     def observe(self, verified: Verified) -> int:
-        """Count rounds (or tokens) and search when the interval is full."""
+        """Count rounds (or tokens) and search when the interval is full and the answer goes on."""
         self._since_search += 1 if self._reading.interval_unit == "rounds" else verified.num_accepted + 1
-        if self._interval is None or self._since_search < self._interval:
+        if verified.last or self._interval is None or self._since_search < self._interval:
             return 0
         return self._search(verified)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
@@ -56,6 +56,8 @@ class Verified:
     next_token: int
     position: int
     hidden: tuple[Tensor, ...] | None
+    last: bool = False
+    """The answer ends here: what is learned may serve later turns, and nothing is to be searched for this one."""
 
     @property
     def num_accepted(self) -> int:
@@ -78,9 +80,11 @@ class Verified:
 class Drafter(Protocol):
     """A method: it proposes drafts and learns from verdicts; it never counts, times, appends or verifies."""
 
-    @property
-    def extra_slots(self) -> int:
-        """Cache slots that a draft may need beyond the budget: 0 for chains, the side branches of a tree."""
+    def extra_slots(self, budget: int) -> int:
+        """Cache slots that a draft may need beyond a budget of new tokens: 0 for chains, the side branches of a tree.
+
+        No draft is deeper than the budget.
+        """
 
     def needs_hidden(self, *, prefill: bool) -> bool:
         """Whether the coming prefill, or the coming verification, is to keep its states."""
@@ -95,7 +99,7 @@ class Drafter(Protocol):
         """At most `limit` tokens (one or more) behind `last_token`, which sits at `position`."""
 
     def observe(self, verified: Verified) -> int:
-        """Learn from a verdict. Returns the number of searches that were run."""
+        """Learn from a verdict. Returns the number of searches that were run: none behind the answer's last one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,17 +125,20 @@ def decode(
     """Answer a prompt. The timed region is everything between the two readings of `clock.now`."""
     tokens = torch.tensor(prompt, device=target.devices[0])
     started = clock.now()
-    capacity = len(prompt) + generation.max_new_tokens + drafter.extra_slots
+    capacity = len(prompt) + generation.max_new_tokens + drafter.extra_slots(generation.max_new_tokens)
     turn = Turn(target, target.new_cache(capacity), generation, randomness)
     prefill = _prefill(turn, drafter, tokens)
     output = [prefill.next_token]
     first_token = clock.now()
     laps = _Laps(clock)
+    verified: Verified | None = None
     if not _finished(output, generation):
         laps.end("select", drafter.start(turn, prompt, prefill))
         while not _finished(output, generation):
-            _round(turn, drafter, output, len(prompt), laps)
+            verified = _round(turn, drafter, output, len(prompt), laps)
     ended = clock.now()
+    if verified is not None:
+        drafter.observe(replace(verified, last=True))
     return Answer(output, _reason(output, generation), first_token - started, ended - first_token, laps.trace())
 
 
@@ -144,8 +151,11 @@ def _prefill(turn: Turn, drafter: Drafter, tokens: Tensor) -> Verified:
     return Verified(Draft.empty(), verdict.path, verdict.next_token, len(tokens) - 1, out.hidden)
 
 
-def _round(turn: Turn, drafter: Drafter, output: list[int], num_prompt: int, laps: _Laps) -> None:
-    """One draft, one verification pass, one verdict; commits what the stop ids and the budget allow."""
+def _round(turn: Turn, drafter: Drafter, output: list[int], num_prompt: int, laps: _Laps) -> Verified:
+    """One draft, one verification pass, one verdict; commits what the stop ids and the budget allow.
+
+    The drafter observes the verdict here if more rounds follow; of the last one it is told outside the clock.
+    """
     position = num_prompt + len(output) - 1
     limit = turn.generation.max_new_tokens - len(output) - 1
     laps.begin_round()
@@ -160,6 +170,7 @@ def _round(turn: Turn, drafter: Drafter, output: list[int], num_prompt: int, lap
     if not _finished(output, turn.generation):
         laps.begin()
         laps.end("select", drafter.observe(verified))
+    return verified
 
 
 def _verify(turn: Turn, drafter: Drafter, draft: Draft, last_token: int, position: int) -> Verified:

@@ -22,7 +22,9 @@ from clasp_core.verify import Draft
 class NoDraft:
     """Autoregressive decoding: the same loop, cache and clock, with an empty draft."""
 
-    extra_slots = 0
+    def extra_slots(self, budget: int) -> int:
+        """None: chains lie within the budget."""
+        return 0
 
     def needs_hidden(self, *, prefill: bool) -> bool:
         """Never."""
@@ -197,14 +199,16 @@ class SelfDrafter:
     layers only; verification then overwrites those slots in every layer, so nothing is cloned or rolled back.
     """
 
-    extra_slots = 0
-
     def __init__(self, policy: LayerSkipPolicy, exit_rule: ExitRule, chain: ChainRule):
         self.policy = policy
         self.exit_rule = exit_rule
         self._chain = chain
         self._turn: Turn
         self._skip: LayerSkip
+
+    def extra_slots(self, budget: int) -> int:
+        """None: chains lie within the budget."""
+        return 0
 
     def needs_hidden(self, *, prefill: bool) -> bool:
         """As the policy says."""

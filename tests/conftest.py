@@ -208,9 +208,8 @@ class Around:
     def __init__(self, inner: Drafter):
         self.inner = inner
 
-    @property
-    def extra_slots(self) -> int:
-        return self.inner.extra_slots
+    def extra_slots(self, budget: int) -> int:
+        return self.inner.extra_slots(budget)
 
     def needs_hidden(self, *, prefill: bool) -> bool:
         return self.inner.needs_hidden(prefill=prefill)

@@ -80,8 +80,7 @@ class Scripted(Around):
         self._extra_slots = extra_slots
         self.asked: list[tuple[int, int, int]] = []
 
-    @property
-    def extra_slots(self) -> int:
+    def extra_slots(self, budget: int) -> int:
         return self._extra_slots
 
     def start(self, turn: Turn, prompt: Sequence[int], prefill: Verified) -> int:
@@ -107,8 +106,7 @@ class Caterpillar(Around):
         self._truth, self._depth, self._siblings, self._vocab = list(truth), depth, siblings, vocab
         self._rng = torch.Generator().manual_seed(seed)
 
-    @property
-    def extra_slots(self) -> int:
+    def extra_slots(self, budget: int) -> int:
         return self._depth * self._siblings
 
     def start(self, turn: Turn, prompt: Sequence[int], prefill: Verified) -> int:
@@ -872,10 +870,11 @@ def test_the_exact_law_of_answers_that_may_stop_is_the_targets(name: str, monkey
 class Guesses(Around):
     """Two siblings drawn without replacement from a law of its own, and a child under the second."""
 
-    extra_slots = 2  # type: ignore[assignment]
-
     def __init__(self) -> None:
         super().__init__(NoDraft())
+
+    def extra_slots(self, budget: int) -> int:
+        return 2
 
     def start(self, turn: Turn, prompt: Sequence[int], prefill: Verified) -> int:
         self._turn = turn

@@ -87,16 +87,19 @@ def test_the_threshold_is_not_clipped_as_published() -> None:
 
 
 def test_the_threshold_is_carried_through_a_stream_of_real_answers() -> None:
-    """Recomputed from the traces; the last round of a turn is not observed, since nothing is drafted after it."""
+    """Recomputed from the traces, the last round of every turn included."""
     target = make_target(depth_gain=0.1)
     drafter = self_sd({"attn": [2, 5], "mlp": [3]}, 0.3, 4, PUBLISHED)
     drafter.start_stream(target)
     rule = AdaptiveExit(0.3, 4, PUBLISHED)
+    ends: set[float] = set()
     for seed in range(3):
         rounds = answer(target, drafter, ids(9, seed=seed), 30, fresh=False).rounds
         rule.start_turn()
-        thresholds(rule, *list(zip(rounds.num_accepted, rounds.num_drafted, strict=True))[:-1])
-        assert drafter.exit_rule.threshold == rule.threshold != 0.3
+        thresholds(rule, *list(zip(rounds.num_accepted, rounds.num_drafted, strict=True)))
+        assert drafter.exit_rule.threshold == rule.threshold
+        ends.add(rule.threshold)
+    assert len(ends - {0.3}) > 1
     drafter.start_stream(target)
     assert drafter.exit_rule.threshold == 0.3
 
@@ -230,6 +233,17 @@ def test_proposals_beat_random_sets_on_planted_values() -> None:
         by_search = best(proposals.next, proposals.tell)
         by_chance = best(lambda r=rng: bounds.of(r.sample(range(24), 12)), lambda skip, value: None)  # type: ignore[misc]
         assert by_search > by_chance
+
+
+def test_the_threshold_sees_every_verification_of_an_answer(tiny_target: TargetModel) -> None:
+    """The last one too, which nothing follows in its turn; it is told behind the clock."""
+    seen: list[tuple[int, bool]] = []
+    drafter = self_sd({"attn": [1, 3], "mlp": [2]}, 0.1, 4, Adaptation(1, 0.5, 0.9, 0.05, 0.5))
+    rule = drafter.exit_rule
+    with watched(rule, "observe", lambda verified: seen.append((len(verified.draft.tokens), verified.last))):
+        rounds = answer(tiny_target, drafter, ids(9), 30).rounds
+    assert [num for num, _ in seen] == rounds.num_drafted
+    assert [last for _, last in seen] == [False] * (len(rounds) - 1) + [True]
 
 
 # ---- the search

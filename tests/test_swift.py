@@ -29,6 +29,7 @@ from conftest import (
     make_target,
     prefilled,
     random_model,
+    watched,
 )
 from omegaconf import OmegaConf
 from torch import Tensor
@@ -1097,7 +1098,7 @@ def test_the_configuration_file_is_the_published_evaluation() -> None:
     node = OmegaConf.load(ROOT / "conf" / "method" / "swift.yaml")
     drafter = hydra.utils.instantiate(node, _convert_="all")
     assert isinstance(drafter, SwiftDrafter)
-    assert drafter.extra_slots == 9 * 25
+    assert drafter.extra_slots(1024) == 9 * 25
     assert drafter.exit_rule.threshold == 0.8
     drafter.start_stream(target_of(torch.float32))
     assert drafter.policy.search._rule == SearchRule(1, 25, 1000, 300, 0.93, 50)
@@ -1105,6 +1106,17 @@ def test_the_configuration_file_is_the_published_evaluation() -> None:
     got = answer(target, drafter, prompt, 72)
     assert got.output_ids == expected
     assert sum(got.rounds.num_searches) > 0
+
+
+def test_room_for_leaves_is_bounded_by_the_budget() -> None:
+    """A long max_draft_len costs no memory that no draft can fill."""
+    drafter = swift(0.45, None, None, 0.0, 100_000)
+    assert drafter.extra_slots(16) == 9 * 16
+    capacities: list[int] = []
+    target, prompt, expected = truth(torch.float32, 2)
+    with watched(target, "new_cache", capacities.append):
+        assert answer(target, drafter, prompt, 16).output_ids == expected[:16]
+    assert capacities == [len(prompt) + 16 + 9 * 16]
 
 
 def test_without_a_search_the_initial_set_stays() -> None:
