@@ -179,7 +179,7 @@ def analyse(config: dict[str, Any], shelf: Shelf) -> Path:
     prompter = Prompter(model.tokenizer, model.prompt)
     generation = Generation(config["generation"]["max_new_tokens"], frozenset(model.stop_ids), sampling)
     manifest = new_manifest(config, model, prompter, questions, {}, None)
-    store, manifest, _ = open_store(manifest, config)
+    store, manifest, _ = open_store(manifest, config, ())
     reader = Reader(model.target, prompter, generation, device.DeviceClock(model.target.devices, model.target.device))
     status = "failed"
     with store:

@@ -12,7 +12,7 @@ from clasp_core.report.__main__ import main
 from clasp_core.store import RunStore, read_run
 
 ROOT = Path(__file__).resolve().parents[1]
-REAL = next(ROOT.glob("results/xeon-2c/smollm2-135m-deep/*/manifest.jsonl")).parent
+REAL = ROOT / "results/xeon-2c/smollm2-135m-deep/20261129T202316Z-271c4007"
 GROUP = "2026-11-29_20-00-00-abc123"
 TRACKER = {
     "mode": "auto", "project": "p", "entity": None, "group": GROUP, "job_type": "j", "tags": [], "dir": None,

@@ -25,7 +25,8 @@ from clasp_core.skip import LayerSkip
 from clasp_core.store import RunStore, read_texts
 
 ROOT = Path(__file__).resolve().parents[1]
-COMMITTED = next((ROOT / "results" / "xeon-2c" / "smollm2-135m-deep").iterdir())
+COMMITTED = ROOT / "results" / "xeon-2c" / "smollm2-135m-deep" / "20261129T202316Z-271c4007"
+"""A run from before drafted ids and texts were kept."""
 DASH, TIMES = " \u2013 ", "\u00d7"
 PHONE = {"width": 390, "height": 844}
 HOSTILE = (
@@ -222,7 +223,7 @@ def test_switching_the_task_shows_the_summarys_numbers(visit: Callable[..., Visi
             assert shown == f"{ladder['oracle']:.2f}"
             tips = [mark.get_attribute("data-tip") for mark in opened.tab.locator("#speedup-chart [data-tip]").all()]
             assert any(tip.startswith(f"{name}: {total['value']:.2f}{TIMES}") for tip in tips)
-            seen.add((name, opened.figure(name, "speedup"), opened.figure(name, "interval")))
+            seen.add((name, scope, opened.figure(name, "tokens")))
         questions = opened.tab.locator("#question-table tbody tr").count()
         assert questions == (4 if scope == "overall" else 2)
         measured = [panel.split(TIMES)[0] for panel in opened.texts("#ladder-charts .panel > p")]
@@ -512,7 +513,7 @@ def test_the_command_writes_one_page_into_the_runs_folder(tmp_path: Path, capsys
 
 def test_mistakes_of_the_command_end_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first = split_characters(tmp_path / "one")
-    second = store(tmp_path / "two", [turn("ar", 1, [1], alone(1))], run_id="run-1")
+    second = store(tmp_path / "two", [turn("ar", 1, [1, 2], alone(1))], run_id="run-1")
     for words, said in (
         ([str(tmp_path / "nowhere")], "nowhere"),
         ([str(first), str(second), "--out", "x.html"], "--out names one file, and 2 runs were found"),
