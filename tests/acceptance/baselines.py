@@ -9,8 +9,10 @@ from hydra.utils import instantiate
 
 import run as entry
 from clasp_core.drafting import NoDraft
-from clasp_core.metrics import grades, ladder, paired_total, pairs, shares
+from clasp_core.kv_cache import KVCache
+from clasp_core.metrics import count, grades, ladder, paired_total, pairs, shares
 from clasp_core.runner import Method
+from clasp_core.target import TargetModel
 from tests.acceptance.bench import ROOT, Point, load, measure, sample
 
 CHAINS = ("pld", "sps", "self_sd", "clasp", "layerskip", "oracle")
@@ -58,8 +60,47 @@ def little_time_outside_the_model() -> Point:
     return Point(all(host[name] < limits[name] for name in methods), figure)
 
 
+def searches_show_in_the_select_share() -> Point:
+    """SWIFT's search and CLaSp's programme show in `select` in long answers; Self-SD's offline search is known."""
+    methods = build(("self_sd", "swift", "clasp"), "smollm2-135m")
+    rows = measure(load("smollm2-135m"), methods, sample(1)[:2], 160)
+    select = {name: shares(row for row in rows if row.method == name).select or 0.0 for name in methods}
+    offline_s = entry.offline_search_s(methods).get("self_sd", 0.0)
+    searches = {name: count(row for row in rows if row.method == name).num_searches for name in ("swift", "clasp")}
+    holds = min(searches.values()) > 0 and select["swift"] > 0 and select["clasp"] > 0 and offline_s > 0
+    figure = ", ".join(f"{name} {select[name]:.1%} in {number} searches" for name, number in searches.items())
+    return Point(holds, f"select share: {figure}; self_sd {select['self_sd']:.1%} and {offline_s:.0f} s before the run")
+
+
+def one_cache_sized_by_prompt_and_budget() -> Point:
+    """Each method makes one cache of the target in an answer, of the same size at a limit of 2048 and of a million."""
+    names = ("pld", "swift", "clasp", "layerskip", "oracle", "random_skip")
+    found = {name: [caches_made(name, limit) for limit in (2048, 1 << 20)] for name in names}
+    alone = len(caches_made("ar", 2048))
+    holds = all(first == second and len(first) == 2 * alone for first, second in found.values())
+    largest = ", ".join(f"{name} {max(first)}" for name, (first, _) in found.items())
+    return Point(holds, f"one cache an answer; the largest, in tokens, at either limit: {largest}")
+
+
+def caches_made(name: str, limit: int) -> list[int]:
+    """The capacity of every cache that `tiny` made for AR and one method, on one question, warm-up included."""
+    model = load("tiny", max_position_embeddings=str(limit))
+    made: list[int] = []
+
+    def new_cache(capacity: int) -> KVCache:
+        made.append(capacity)
+        return TargetModel.new_cache(model.target, capacity)
+
+    model.target.new_cache = new_cache  # type: ignore[method-assign]
+    methods = build((name,), "tiny") if name != "ar" else {"ar": NoDraft()}
+    measure(model, methods, sample(1)[1:2], 24)
+    return made
+
+
 POINTS = {
     "methods-smollm2-135m": partial(every_method_is_exact, "smollm2-135m"),
     "methods-smollm2-135m-deep": partial(every_method_is_exact, "smollm2-135m-deep", EQUAL_COUNTS),
     "host-share": little_time_outside_the_model,
+    "select-share": searches_show_in_the_select_share,
+    "memory": one_cache_sized_by_prompt_and_budget,
 }
