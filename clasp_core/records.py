@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import types
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, is_dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 SCHEMA = 1
@@ -13,6 +13,9 @@ SCHEMA = 1
 
 LATE = ("first_divergence", "divergence_gap", "divergence_bound")
 """Fields of a row that may be known later than the row is written."""
+
+PLAIN = frozenset({int, str, bool, type(None)})
+"""Types of JSON values that fit where exactly their type is wanted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +147,7 @@ class TurnRecord:
             raise ValueError(f"num_new_tokens is {self.num_new_tokens}, but output_ids holds {num_ids} tokens")
         if self.rounds is None:
             return
-        lengths = {name: len(values) for name, values in asdict(self.rounds).items()}
+        lengths = {entry.name: len(getattr(self.rounds, entry.name)) for entry in fields(self.rounds)}
         old = {name for name in ("drafted_ids", "accepted_path") if not lengths[name]}
         if len({length for name, length in lengths.items() if name not in old}) > 1:
             raise ValueError(f"the lists of rounds are not equally long: {lengths}")
@@ -213,7 +216,7 @@ def _fits(value: Any, hint: Any) -> bool:
     if get_origin(hint) in (types.UnionType, Union):
         return any(_fits(value, option) for option in get_args(hint))
     if get_origin(hint) is list:
-        return isinstance(value, list) and all(_fits(item, get_args(hint)[0]) for item in value)
+        return isinstance(value, list) and _all_fit(value, get_args(hint)[0])
     if get_origin(hint) is dict:
         return isinstance(value, dict) and all(_fits(item, get_args(hint)[1]) for item in value.values())
     if is_dataclass(hint):
@@ -222,3 +225,12 @@ def _fits(value: Any, hint: Any) -> bool:
     if hint is float:
         return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     return value is None if hint in (None, type(None)) else type(value) is hint
+
+
+def _all_fit(values: Sequence[Any], hint: Any) -> bool:
+    """`_fits` for every item. Round lists hold millions of plain values, which are judged by the set of their types."""
+    kinds = set(map(type, values))
+    if hint is float:
+        return kinds <= {int, float} and all(map(math.isfinite, values))
+    options = set(get_args(hint)) if get_origin(hint) in (types.UnionType, Union) else {hint}
+    return kinds <= options & PLAIN or all(_fits(value, hint) for value in values)
