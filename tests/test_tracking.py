@@ -19,7 +19,10 @@ import wandb
 
 import run as entry
 from clasp_core.errors import UserError
+from clasp_core.metrics import paired_total, pairs
 from clasp_core.progress import Together
+from clasp_core.records import TurnRecord
+from clasp_core.report.values import Running
 from clasp_core.store import RunStore, read_run
 from clasp_core.tracking import WandB, answers, choose_mode
 
@@ -391,3 +394,19 @@ def test_all_who_listen_are_told_of_each_turn_in_their_order():
     first, second = (SimpleNamespace(update=lambda rows, n=n: told.append((n, rows))) for n in (1, 2))
     Together(first, second).update(["row"])
     assert told == [(1, ["row"]), (2, ["row"])]
+
+
+def test_running_figures_leave_out_answers_to_another_prompt_as_the_summary_does():
+    """With an own history the ids may be equal and the prompts not; see `metrics.paired_total`."""
+
+    def row(method, question, seconds, prompt):
+        return TurnRecord(
+            "run-1", "tiny", method, "qa", "qa", question, 0, 0, 0,
+            prompt_sha256=prompt, output_ids=[5, 6], num_new_tokens=2, prefill_s=0.0, decode_s=seconds,
+        )  # fmt: skip
+
+    rows = [row("ar", 1, 2.0, "a"), row("m", 1, 1.0, "a"), row("ar", 2, 2.0, "a"), row("m", 2, 8.0, "b")]
+    running = Running("ar", greedy=True)
+    last = [running.add(turn) for turn in (rows[:2], rows[2:])][-1]
+    wanted = paired_total(pairs(rows[::2], rows[1::2]).pairs, greedy=True)
+    assert last["running/m/speedup"] == wanted.value == 2.0

@@ -52,7 +52,7 @@ class _Sums:
         self.num_rounds += counts.num_rounds
         if reference is None or not reference.total_s or not row.total_s:
             return
-        if row.output_ids == reference.output_ids or not greedy:
+        if metrics.Pair(reference, row).equal or not greedy:
             self.reference_tokens += len(reference.output_ids or ())
             self.reference_s += reference.total_s
             self.tokens += len(row.output_ids or ())
