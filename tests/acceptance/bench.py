@@ -12,9 +12,11 @@ from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 
 import run as entry
+from baselines.hf_generate import HFGenerate
 from clasp_core.checkpoint import LoadedModel
 from clasp_core.decoding import Generation
 from clasp_core.device import DeviceClock
+from clasp_core.drafting import NoDraft
 from clasp_core.progress import Bar
 from clasp_core.prompting import Prompter
 from clasp_core.records import Question, TurnRecord
@@ -90,3 +92,14 @@ def measure(
     with Bar(sum(len(stream) for stream in runner.slots()), 0, plan.reference) as bar:
         runner.run(store, bar)
     return store.rows
+
+
+def over_generate() -> list[float]:
+    """Tokens/s of AR over those of Hugging Face's `generate`, turn by turn, on `smollm2-135m` and our questions."""
+    rows = measure(load("smollm2-135m"), {"ar": NoDraft(), "hf_generate": HFGenerate()}, sample(2), 64)
+    hf = {row.pair: row for row in rows if row.method == "hf_generate"}
+    return [
+        (hf[row.pair].total_s or 0) / hf[row.pair].num_new_tokens * row.num_new_tokens / row.total_s
+        for row in rows
+        if row.method == "ar" and row.total_s and row.num_new_tokens and hf[row.pair].num_new_tokens
+    ]

@@ -18,7 +18,7 @@ from clasp_core.prompting import Prompter
 from clasp_core.records import TurnRecord
 from clasp_core.runner import Method
 from clasp_core.target import forward
-from tests.acceptance.bench import Point, load, measure, sample, spec_bench
+from tests.acceptance.bench import Point, load, measure, over_generate, sample, spec_bench
 
 
 def clasp_is_exact(model_name: str) -> Point:
@@ -72,13 +72,7 @@ def planted_layers_are_found() -> Point:
 
 def ar_is_as_fast_as_generate() -> Point:
     """Tokens/s of this engine's AR over those of Hugging Face's `generate`: median of interleaved ratios."""
-    rows = measure(load("smollm2-135m"), {"ar": NoDraft(), "hf_generate": HFGenerate()}, sample(2), 64)
-    hf = {row.pair: row for row in rows if row.method == "hf_generate"}
-    ratios = [
-        (hf[row.pair].total_s or 0) / hf[row.pair].num_new_tokens * row.num_new_tokens / row.total_s
-        for row in rows
-        if row.method == "ar" and row.total_s and row.num_new_tokens and hf[row.pair].num_new_tokens
-    ]
+    ratios = over_generate()
     return Point(median(ratios) >= 1, f"{median(ratios):.3f} (from {min(ratios):.3f} to {max(ratios):.3f}), need 1")
 
 

@@ -14,18 +14,17 @@ import torch
 
 from clasp_core.checkpoint import LoadedModel
 from clasp_core.clasp import clasp
-from clasp_core.device import DeviceClock, free_memory
+from clasp_core.device import free_memory
 from clasp_core.drafting import NoDraft
 from clasp_core.errors import UserError
 from clasp_core.metrics import grades, ladder, pairs, shares
-from clasp_core.probe import READ, STEP, Scene, Timing, cases_of, time_cases
+from clasp_core.probe import READ, STEP, Timing
 from clasp_core.runner import Method
 from tests.acceptance.bench import load, measure, sample
-from tests.acceptance.speed import prompt_of, store, table
+from tests.acceptance.speed import probe, store
 
 MODELS = ("synthetic-llama3-8b", "synthetic-llama3-70b")
 WIDTHS = (2, 3, 5, 9, 13)
-SKIP_SHARES = (0.25, 0.5, 0.75)
 
 
 def main(names: list[str]) -> None:
@@ -51,13 +50,8 @@ def main(names: list[str]) -> None:
 
 def check(model: LoadedModel, rows: list[dict[str, Any]], num_turns: int = 9) -> dict[str, float]:
     """Single passes, then CLaSp beside AR on two questions; prints both and returns the figures."""
-    target = model.target
-    scene = Scene.after(target, prompt_of(model, 256), max(WIDTHS) + 1)
-    clock = DeviceClock(target.devices, target.device)
-    timings = time_cases(cases_of(scene, WIDTHS, SKIP_SHARES), clock, context=256, num_turns=num_turns)
-    print(f"{model.label}, {target.dtype}, {target.engine}\n{table(timings)}", flush=True)
-    setting = {"model": model.name, "dtype": str(target.dtype).removeprefix("torch."), "engine": target.engine}
-    rows += [setting | timing.to_json() for timing in timings.values()]
+    timings, timed = probe(model, 256, num_turns, WIDTHS)
+    rows += timed
     return of_passes(timings) | of_clasp(model)
 
 

@@ -7,22 +7,20 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from baselines.hf_generate import HFGenerate
 from clasp_core import provenance
 from clasp_core.checkpoint import LoadedModel
-from clasp_core.clasp import clasp
 from clasp_core.device import DeviceClock
-from clasp_core.drafting import NoDraft
 from clasp_core.metrics import grades, ladder, paired_total, pairs, shares
 from clasp_core.probe import READ, STEP, Case, Scene, Timing, cases_of, time_cases
 from clasp_core.prompting import Prompter
-from clasp_core.runner import Method
-from tests.acceptance.bench import ROOT, Point, load, measure, sample, spec_bench
+from tests.acceptance.baselines import build
+from tests.acceptance.bench import ROOT, Point, load, measure, over_generate, sample, spec_bench
 
 WIDTHS = tuple(range(2, 18))
 SKIP_SHARES = (0.25, 0.5, 0.75)
@@ -52,12 +50,17 @@ def prompt_of(model: LoadedModel, length: int) -> list[int]:
     return ids[:length]
 
 
-def probe(model: LoadedModel, context: int, num_turns: int) -> dict[str, Timing]:
-    """All cases of one model behind a prompt of `context` tokens."""
+def probe(
+    model: LoadedModel, context: int, num_turns: int, widths: Sequence[int] = WIDTHS
+) -> tuple[dict[str, Timing], list[dict[str, Any]]]:
+    """All cases of one model behind a prompt of `context` tokens, printed, and as rows to store."""
     target = model.target
-    scene = Scene.after(target, prompt_of(model, context), max(WIDTHS) + 1)
+    scene = Scene.after(target, prompt_of(model, context), max(widths) + 1)
     clock = DeviceClock(target.devices, target.device)
-    return time_cases(cases_of(scene, WIDTHS, SKIP_SHARES), clock, context=context, num_turns=num_turns)
+    found = time_cases(cases_of(scene, widths, SKIP_SHARES), clock, context=context, num_turns=num_turns)
+    setting = {"model": model.name, "dtype": str(target.dtype).removeprefix("torch."), "engine": target.engine}
+    print(f"{model.label}, {setting['dtype']}, {target.engine}, behind {context} tokens\n{table(found)}", flush=True)
+    return found, [setting | timing.to_json() for timing in found.values()]
 
 
 def steps_of_two_dtypes(num_turns: int) -> float:
@@ -70,22 +73,9 @@ def steps_of_two_dtypes(num_turns: int) -> float:
     return timings["float32"].over(timings["bfloat16"])
 
 
-def over_generate(num_turns: int) -> float:
-    """Tokens/s of AR here over those of Hugging Face's `generate`: median of the turns' ratios."""
-    rows = measure(load("smollm2-135m"), {"ar": NoDraft(), "hf_generate": HFGenerate()}, sample(num_turns), 64)
-    hf = {row.pair: row for row in rows if row.method == "hf_generate"}
-    return median(
-        (hf[row.pair].total_s or 0) / hf[row.pair].num_new_tokens * row.num_new_tokens / row.total_s
-        for row in rows
-        if row.method == "ar" and row.total_s and row.num_new_tokens and hf[row.pair].num_new_tokens
-    )
-
-
 def clasp_shares(name: str) -> tuple[float, float]:
     """Select and host shares of CLaSp's decode time, its options as `conf/method/clasp.yaml` has them."""
-    model = load(name)
-    methods: dict[str, Method] = {"ar": NoDraft(), "clasp": clasp(None, 0.5, 128, 0.7, 12)}
-    rows = measure(model, methods, sample(1), 128)
+    rows = measure(load(name), build(("clasp",), name), sample(1), 128)
     found = shares(row for row in rows if row.method == "clasp")
     return found.select or 0.0, found.host or 0.0
 
@@ -123,12 +113,9 @@ def every_figure(num_turns: int, rows: list[dict[str, Any]]) -> dict[str, float]
         for dtype in DTYPES:
             model = load(name, dtype=dtype)
             for context in CONTEXTS:
-                found = probe(model, context, num_turns)
-                timings[f"{name}/{dtype}/{context}"] = found
-                print(f"{name}, {dtype}, behind {context} tokens\n{table(found)}", flush=True)
-                setting = {"model": name, "dtype": dtype, "engine": model.target.engine}
-                rows += [setting | timing.to_json() for timing in found.values()]
-    result = figures(timings) | {"ar_over_hf": over_generate(2), "bf16_over_f32": steps_of_two_dtypes(num_turns)}
+                timings[f"{name}/{dtype}/{context}"], timed = probe(model, context, num_turns)
+                rows += timed
+    result = figures(timings) | {"ar_over_hf": median(over_generate()), "bf16_over_f32": steps_of_two_dtypes(num_turns)}
     spent = [clasp_shares(name) for name in MODELS]
     return result | {"dp_share": spent[-1][0], "host_share": max(host for _, host in spent)}
 
@@ -142,7 +129,7 @@ def engine_is_fast() -> Point:
 
 def clasp_pays_on_the_deep_model() -> Point:
     """CLaSp on `smollm2-135m-deep`, our questions and 4 of Spec-Bench per subtask, 128 tokens each."""
-    methods: dict[str, Method] = {"ar": NoDraft(), "clasp": clasp(None, 0.5, 128, 0.7, 12)}
+    methods = build(("clasp",), "smollm2-135m-deep")
     rows = measure(load("smollm2-135m-deep"), methods, [*sample(), *spec_bench(4)], 128)
     of = {name: [row for row in rows if row.method == name] for name in methods}
     found = pairs(of["ar"], of["clasp"]).pairs
