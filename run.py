@@ -233,7 +233,7 @@ def measure(
             store.write_manifest(replace(manifest, status=status, end=now(), num_failed=num_failed))
             if config["store_text"]:
                 store.write_texts(texts(rows, plan.questions, model.tokenizer))
-        report(store, plan.reference, list(plan.methods), plan.generation.sampling.greedy)
+        report(store, manifest, rows, plan)
     print(shown(store.folder))
     if faults:
         raise UserError("; ".join(faults))
@@ -280,11 +280,10 @@ def open_store(
     return store, resumed, [row for row in rows if row.error is None]
 
 
-def report(store: RunStore, reference: str | None, methods: Sequence[str], greedy: bool) -> None:
-    """The table, from the stored rows alone: printed, and as `summary.json`."""
-    manifest, rows = read_run(store.folder)
-    read_bytes = manifest.model["read_bytes"]
-    summary = summarise(rows, reference, methods, greedy, read_bytes, manifest.offline_search_s)
+def report(store: RunStore, manifest: Manifest, rows: Sequence[TurnRecord], plan: Plan) -> None:
+    """The table, from rows as they are stored: printed, and as `summary.json`."""
+    greedy, read_bytes = plan.generation.sampling.greedy, manifest.model["read_bytes"]
+    summary = summarise(rows, plan.reference, list(plan.methods), greedy, read_bytes, manifest.offline_search_s)
     store.write_summary({"run_id": manifest.run_id, "model": manifest.model["label"], **summary})
     console = Console(width=None if sys.stdout.isatty() else 120)
     console.print(f"model: {manifest.model['label']}", highlight=False)

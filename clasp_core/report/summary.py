@@ -50,6 +50,7 @@ def summarise(
         raise UserError(f"task name {OVERALL!r} is the summary's own; rename the task")
     scopes = {task: run.only(task) for task in tasks} | {OVERALL: run}
     cells = {name: {scope: _cell(part, name, scope) for scope, part in scopes.items()} for name in names}
+    offline = {name: _offline(run, name, seconds) for name, seconds in offline_search_s.items()}
     return {
         "schema": SCHEMA,
         "reference": reference,
@@ -65,8 +66,8 @@ def summarise(
             for name in names
             if reference is not None and name != reference
         },
-        "offline_search": {name: _offline(run, name, seconds) for name, seconds in offline_search_s.items()},
-        "notes": _notes(run, cells, tasks) + [_note_on_search(run, *item) for item in offline_search_s.items()],
+        "offline_search": offline,
+        "notes": _notes(run, cells, tasks) + [_note_on_search(*item) for item in offline.items()],
     }
 
 
@@ -191,13 +192,12 @@ def _offline(run: _Run, name: str, seconds: float) -> Cell:
     }
 
 
-def _note_on_search(run: _Run, name: str, seconds: float) -> Note:
-    cost = _offline(run, name, seconds)
+def _note_on_search(name: str, cost: Cell) -> Note:
     even = cost["tokens_to_break_even"]
     pays = f"pays for itself after {even:.0f} tokens" if even else "does not pay for itself at this speed"
     text = (
-        f"{name}: its skip set took {seconds:.0f} s to find before the run, outside every figure; charged to this "
-        f"run's tokens, paired_total is {_number(cost['paired_total_with_search'])}; the search {pays}"
+        f"{name}: its skip set took {cost['seconds']:.0f} s to find before the run, outside every figure; charged to "
+        f"this run's tokens, paired_total is {_number(cost['paired_total_with_search'])}; the search {pays}"
     )
     return _note("offline_search", name, text)
 
