@@ -16,7 +16,7 @@ from torch.nn.functional import cosine_similarity
 from tqdm import tqdm
 
 from clasp_core.attention import Span
-from clasp_core.clasp import select_layers, skip_count
+from clasp_core.clasp import check_one_count, select_layers, skip_count
 from clasp_core.decoding import Generation, decode
 from clasp_core.device import Clock
 from clasp_core.drafting import NoDraft
@@ -135,10 +135,7 @@ class TokenSkipSets:
 
     def __post_init__(self) -> None:
         _check_every(self.every)
-        if (self.num_skipped is None) == (self.skip_ratio is None):
-            raise UserError(
-                f"num_skipped is {self.num_skipped} and skip_ratio is {self.skip_ratio}; set exactly one of them"
-            )
+        check_one_count(self.num_skipped, self.skip_ratio)
 
     def check(self, target: TargetModel) -> None:
         """Refuse a count outside 0 < M < L."""

@@ -153,10 +153,7 @@ class ClaspPolicy:
     """
 
     def __init__(self, num_skipped: int | None, skip_ratio: float | None, interval: int | None, reading: Reading):
-        if (num_skipped is None) == (skip_ratio is None):
-            raise UserError(
-                f"num_skipped is {num_skipped} and skip_ratio is {skip_ratio}; set exactly one of them (the other null)"
-            )
+        check_one_count(num_skipped, skip_ratio)
         if interval is not None and interval < 1:
             raise UserError(f"interval is {interval}; it must be at least 1, or null for once per prefill")
         self._count = (num_skipped, skip_ratio)
@@ -228,6 +225,14 @@ class ClaspPolicy:
         self._skip = found.skip
         self._since_search = 0
         return 1
+
+
+def check_one_count(num_skipped: int | None, skip_ratio: float | None) -> None:
+    """Refuse a count and a ratio together, and neither."""
+    if (num_skipped is None) == (skip_ratio is None):
+        raise UserError(
+            f"num_skipped is {num_skipped} and skip_ratio is {skip_ratio}; set exactly one of them (the other null)"
+        )
 
 
 def skip_count(num_skipped: int | None, skip_ratio: float | None, num_layers: int) -> int:
