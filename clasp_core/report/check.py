@@ -87,13 +87,11 @@ def _status(theirs: paper.Cell, found: Interval | None, ours: Measured | None, t
 
 
 def _agreement(cells: Sequence[Datum], origin: str, left_out: Sequence[str]) -> Published:
-    counts = Counter(cell["status"] for cell in cells)
-    verdict = ", ".join(f"{number} {status}" for status, number in counts.most_common())
     return Published(
         title="Agreement with the paper's Table 1",
         caption=(
-            f"{len(cells)} speed-ups (ratios): {verdict}. agrees: the paper's value lies in our 95 % interval over "
-            f"questions; a signed number: ours minus the paper's, outside it. {origin}"
+            f"{len(cells)} speed-ups (ratios): {_tally(cells)}. agrees: the paper's value lies in our 95 % interval "
+            f"over questions; a signed number: ours minus the paper's, outside it. {origin}"
         ),
         cells=_grid(cells, ("temperature", "model", "method"), _said),
         data=pd.DataFrame(cells),
@@ -172,19 +170,23 @@ def _verdict(theirs: float, found: Interval | None, pair: tuple[Measured | None,
 
 
 def _ordering(orders: Sequence[Datum], origin: str) -> Published:
-    counts = Counter(order["status"] for order in orders)
-    verdict = ", ".join(f"{number} {status}" for status, number in counts.most_common())
     return Published(
         title="Order of the methods",
         caption=(
-            f"{len(orders)} comparisons: {verdict}. In brackets the paper's ratio of the two speed-ups. holds: ours is "
-            "on the same side of 1, its whole 95 % interval (paired over questions of one run) too; reversed: on the "
-            f"other; undecided: the interval holds 1 or is unknown. {origin}"
+            f"{len(orders)} comparisons: {_tally(orders)}. In brackets the paper's ratio of the two speed-ups. holds: "
+            "ours is on the same side of 1, its whole 95 % interval (paired over questions of one run) too; reversed: "
+            f"on the other; undecided: the interval holds 1 or is unknown. {origin}"
         ),
         cells=_grid(orders, ("temperature", "model", "methods"), lambda o: f"{o['status']} ({o['paper_ratio']:.2f})"),
         data=pd.DataFrame(orders),
         num_labels=3,
     )
+
+
+def _tally(data: Sequence[Datum]) -> str:
+    """How often each status occurs, the most frequent first."""
+    counts = Counter(each["status"] for each in data)
+    return ", ".join(f"{number} {status}" for status, number in counts.most_common())
 
 
 def _grid(data: Sequence[Datum], labels: Sequence[str], text: Callable[[Datum], str]) -> pd.DataFrame:

@@ -10,7 +10,7 @@ from typing import Any
 
 from clasp_core.provenance import differing, value_at
 from clasp_core.report.runs import Run
-from clasp_core.report.summary import OVERALL, summarise
+from clasp_core.report.summary import OVERALL
 from clasp_core.report.values import Columns, estimators, ladders
 from clasp_core.store import read_runs
 
@@ -50,7 +50,7 @@ def compare(title: str, runs: Sequence[Run], force: bool) -> Comparison:
         read_runs(run.folder for _, run in good)
     return Comparison(
         title=title,
-        entries=tuple(Entry(label, run, _summary(run)) for label, run in good),
+        entries=tuple(Entry(label, run, run.summary()) for label, run in good),
         left_out=tuple(pair for pair in zip(labels, runs, strict=True) if pair not in good),
         stamps=tuple(_stamps(good)),
     )
@@ -58,14 +58,8 @@ def compare(title: str, runs: Sequence[Run], force: bool) -> Comparison:
 
 def _labels(runs: Sequence[Run]) -> list[str]:
     """The random end of each run's id, or all of it where two share that end."""
-    ends = [run.manifest.run_id.rpartition("-")[2] for run in runs]
+    ends = [run.short_id for run in runs]
     return [end if ends.count(end) == 1 else run.manifest.run_id for end, run in zip(ends, runs, strict=True)]
-
-
-def _summary(run: Run) -> dict[str, Any]:
-    names = run.manifest.methods
-    read_bytes = run.manifest.model.get("read_bytes")
-    return summarise(run.rows, run.reference, names, run.greedy, read_bytes, run.manifest.offline_search_s)
 
 
 def _stamps(good: Sequence[tuple[str, Run]]) -> Iterator[str]:

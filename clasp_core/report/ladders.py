@@ -92,10 +92,7 @@ def _rung(run: Run, name: str, scope: str, found: Mapping[str, Any] | None, cell
     levels = {level: known.get(level) for level in LEVELS}
     c, c_bytes = known.get("c"), known.get("c_bytes")
     return {
-        "run_id": run.manifest.run_id,
-        "run": run.short_id,
-        "model": run.model,
-        "method": name,
+        **run.named(name),
         "task": scope,
         "n_questions": cell["num_questions"],
         **levels,
@@ -147,10 +144,7 @@ def _count(run: Run, name: str, scope: str, cell: Mapping[str, Any]) -> Datum:
     means = {f"{quantity}_{level}": value for quantity in quantities for level, value in cell[quantity].items()}
     peaks = cell["peak_memory_bytes"] or {}
     return {
-        "run_id": run.manifest.run_id,
-        "run": run.short_id,
-        "model": run.model,
-        "method": name,
+        **run.named(name),
         "task": scope,
         "n_questions": cell["num_questions"],
         "n_rounds": cell["num_rounds"],
@@ -167,10 +161,7 @@ def _count(run: Run, name: str, scope: str, cell: Mapping[str, Any]) -> Datum:
 def _widths(runs: Sequence[Run], origin: str) -> Published:
     data = [
         {
-            "run_id": run.manifest.run_id,
-            "run": run.short_id,
-            "model": run.model,
-            "method": name,
+            **run.named(name),
             "width": cost.width,
             "n_rounds": cost.num_rounds,
             "verify_s": cost.verify_s,
@@ -197,10 +188,7 @@ def _positions(runs: Sequence[Run], origin: str) -> Published:
     found = [(run, name, acceptance_by_position(run.used(name))) for run in runs for name in run.methods]
     data = [
         {
-            "run_id": run.manifest.run_id,
-            "run": run.short_id,
-            "model": run.model,
-            "method": name,
+            **run.named(name),
             "position": each.position + 1,
             "n_drafted": each.num_drafted,
             "n_reached": each.num_reached,
@@ -242,10 +230,9 @@ def _signed(value: float | None) -> str:
 
 
 _NAMES: tuple[Column, ...] = (("run", "run", str), ("model", "model", str), ("method", "method", str))
+_PLACE: tuple[Column, ...] = (*_NAMES, ("task", "task", str), ("n", "n_questions", str))
 _LADDER: tuple[Column, ...] = (
-    *_NAMES,
-    ("task", "task", str),
-    ("n", "n_questions", str),
+    *_PLACE,
     *((level, level, number) for level in LEVELS),
     ("pred/meas", "predicted_over_measured", _signed),
     ("host", "host_share", percent),
@@ -253,9 +240,7 @@ _LADDER: tuple[Column, ...] = (
     ("eff.", "efficiency", number),
 )
 _COSTS: tuple[Column, ...] = (
-    *_NAMES,
-    ("task", "task", str),
-    ("n", "n_questions", str),
+    *_PLACE,
     ("c", "c", _three),
     ("c_bytes", "c_bytes", _three),
     ("c/c_bytes", "c_over_c_bytes", number),

@@ -65,10 +65,7 @@ def _counts(runs: Sequence[Run], origin: str, skipped: tuple[str, ...]) -> Publi
 def _count(run: Run, method: str) -> Datum:
     found = metrics.grades(run.of(run.reference), run.of(method), run.greedy)
     return {
-        "run_id": run.manifest.run_id,
-        "run": run.short_id,
-        "model": run.model,
-        "method": method,
+        **run.named(method),
         "dtype": run.manifest.model.get("dtype", "unknown"),
         "T": run.temperature,
         "worst": found.worst,
@@ -105,8 +102,7 @@ def _not_exact(run: Run, method: str) -> list[Datum]:
         pair = reference.get(turn), mine.get(turn)
         grade = metrics.grade_turn(*pair, run.greedy)
         if grade not in ("exact", "sampled"):
-            names = {"run_id": run.manifest.run_id, "run": run.short_id, "model": run.model, "method": method}
-            found.append({**names, **_turn(*pair, grade)})
+            found.append({**run.named(method), **_turn(*pair, grade)})
     return found
 
 

@@ -72,11 +72,15 @@ class Run:
         """The rows of one method."""
         return [row for row in self.rows if row.method == method]
 
-    def used(self, method: str | None) -> list[TurnRecord]:
-        """The method's finished rows, on the turns that every method with an answer finished, as in the summary."""
-        answered = {row.method for row in metrics.finished(self.rows)}
-        common = metrics.common_turns(self.rows, answered)
-        return [row for row in metrics.finished(self.of(method)) if row.pair in common]
+    def named(self, method: str) -> dict[str, str]:
+        """The names that a table's line about one method begins with."""
+        return {"run_id": self.manifest.run_id, "run": self.short_id, "model": self.model, "method": method}
+
+    def used(self, method: str | None, task: str | None = None) -> list[TurnRecord]:
+        """The method's finished rows of one task or all, on the turns that every method with an answer finished."""
+        rows = [row for row in metrics.finished(self.rows) if task in (None, row.task)]
+        common = metrics.common_turns(rows, {row.method for row in rows})
+        return [row for row in rows if row.method == method and row.pair in common]
 
     def c_bytes(self, method: str) -> float | None:
         """Bytes of a draft step over bytes of a target token; unknown where the manifest does not say."""

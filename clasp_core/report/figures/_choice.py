@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from clasp_core import metrics
 from clasp_core.metrics import Pair
-from clasp_core.records import TurnRecord
 from clasp_core.report.runs import Run
 from clasp_core.store import read_analysis
 
@@ -31,14 +30,7 @@ def main_run(runs: Sequence[Run]) -> Run | None:
 
 def pairs(run: Run, method: str, task: str | None = None) -> list[Pair]:
     """A method's pairs with the reference on the turns that every method finished, of one task or all."""
-    return list(metrics.pairs(used(run, run.reference, task), used(run, method, task)).pairs)
-
-
-def used(run: Run, method: str | None, task: str | None = None) -> list[TurnRecord]:
-    """A method's finished rows on the turns that every method finished, of one task or all."""
-    rows = [row for row in metrics.finished(run.rows) if task in (None, row.task)]
-    common = metrics.common_turns(rows, {row.method for row in rows})
-    return [row for row in rows if row.method == method and row.pair in common]
+    return list(metrics.pairs(run.used(run.reference, task), run.used(method, task)).pairs)
 
 
 def analysis_rows(runs: Sequence[Run], kind: str) -> tuple[list[Run], list[dict[str, object]]]:

@@ -33,21 +33,17 @@ def lines(runs: Sequence[Run], name: str, x: Callable[[Run], float | None]) -> l
 def draw_sweep(
     found: Sequence[tuple[Run, Line]], title: str, label: str, setting: str, paper: Sequence[tuple[str, Line]] = ()
 ) -> Plot | None:
-    """Speed-up above, accepted tokens below. `paper`: what to call a stated point, and its x and, if known, "
-    "speed-up."""
+    """Speed-up above, accepted tokens below. `paper`: what to call a stated point, its x and its speed-up if known."""
     if not found:
         return None
     data = [line for _, line in found]
     tasks = list(dict.fromkeys(task for run, _ in found for task in run.tasks))
     numbers = sorted({line["num_questions"] for line in data})
     caption = (
-        f"Speed-up: paired_total, AR's time over the method's, prefill inside, over turns with equal ids, with its "
-        f"95 % "
+        "Speed-up: paired_total, AR's time over the method's, prefill inside, over turns with equal ids, with its 95 % "
         f"bootstrap interval over questions (n = {' or '.join(map(str, numbers))} a point). Accepted tokens: mean "
-        f"draft "
-        f"tokens kept per verification round, the target's own token not counted. {setting} "
-        f"Tasks: {', '.join(tasks)}. "
-        f"{origin([run for run, _ in found])}"
+        "draft tokens kept per verification round, the target's own token not counted. "
+        f"{setting} Tasks: {', '.join(tasks)}. {origin([run for run, _ in found])}"
     )
     figure, ((above,), (below,)) = page(title, caption, 4.2, 2, 1, sharex=True)
     above.set_ylabel("speed-up over AR (x)")

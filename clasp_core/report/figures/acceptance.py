@@ -10,7 +10,7 @@ from matplotlib.ticker import MaxNLocator
 from clasp_core.positions import acceptance_by_position
 from clasp_core.records import TurnRecord
 from clasp_core.report.figures._canvas import Plot, cycle, origin, page
-from clasp_core.report.figures._choice import main_run, used
+from clasp_core.report.figures._choice import main_run
 from clasp_core.report.runs import Run
 
 NEEDS = "a run with drafts, such as one of experiment=table1 or method=clasp"
@@ -23,13 +23,13 @@ def draw(runs: Sequence[Run]) -> Plot | None:
     run = main_run([run for run in runs if any(row.rounds and any(row.rounds.num_drafted) for row in run.rows)])
     if run is None:
         return None
-    data = [{"method": name, **line} for name in run.methods for line in by_position(used(run, name))]
+    data = [{"method": name, **line} for name in run.methods for line in by_position(run.used(name))]
     names = list(dict.fromkeys(line["method"] for line in data))
     trees = [name for name in run.methods if name not in names]
     caption = (
         "Left: share of the tokens drafted at a position that were kept. Right: the same among rounds that kept all "
         f"tokens before it. Positions count from 1. Points from fewer than {FEWEST} rounds are left "
-        f"out. {_left_out(trees)}n = {len(used(run, run.methods[0]))} turns a method. {origin([run])}"
+        f"out. {_left_out(trees)}n = {len(run.used(run.methods[0]))} turns a method. {origin([run])}"
     )
     figure, ((left, right),) = page("Acceptance by position in the draft", caption, 3.0, 1, 2, sharey=True)
     for axes, key, base in ((left, "kept", "num_drafted"), (right, "kept_if_reached", "num_reached")):

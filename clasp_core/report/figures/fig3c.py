@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from clasp_core import metrics
 from clasp_core.records import TurnRecord
 from clasp_core.report.figures._canvas import BLUE, GREEN, GREY, ORANGE, VERMILLION, Plot, legend_below, origin, page
-from clasp_core.report.figures._choice import main_run, used
+from clasp_core.report.figures._choice import main_run
 from clasp_core.report.figures._paper import points
 from clasp_core.report.runs import Run
 
@@ -26,9 +26,9 @@ def draw(runs: Sequence[Run]) -> Plot | None:
     run = main_run([run for run in runs if any(row.rounds for row in run.rows)])
     if run is None:
         return None
-    by_method = [line for name in run.methods if (line := shares_of(used(run, name), method=name, task="all"))]
+    by_method = [line for name in run.methods if (line := shares_of(run.used(name), method=name, task="all"))]
     name = "clasp" if "clasp" in run.methods else run.methods[0]
-    by_task = [line for task in run.tasks if (line := shares_of(used(run, name, task), method=name, task=task))]
+    by_task = [line for task in run.tasks if (line := shares_of(run.used(name, task), method=name, task=task))]
     if not by_method:
         return None
     stated = points("3c")[0]
