@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from baselines.swift_search import Search, SearchRule, SubLayers, initial_set, num_sublayers
-from clasp_core.attention import PrefixCache, Span
+from clasp_core.attention import Span
 from clasp_core.decoding import Turn, Verified
 from clasp_core.drafting import ChainRule, ExitRule, FixedExit, Step, one_of
 from clasp_core.errors import UserError
@@ -112,36 +112,6 @@ def draw_distinct(probs: Tensor, num: int, generator: torch.Generator) -> Tensor
 # ---- the policy
 
 
-class Overlay:
-    """A committed prefix with the rows of one pass behind it; the cache below is read and never written.
-
-    A layer writes its rows before it reads them, so the rows of one layer at a time are held, and the prefix is
-    copied for the length of one layer's attention only.
-    """
-
-    def __init__(self, below: PrefixCache, start: int):
-        self._below = below
-        self._start = start
-        self._layer: int | None = None
-        self._rows: tuple[Tensor, Tensor]
-
-    def write(self, layer: int, start: int, keys: Tensor, values: Tensor) -> None:
-        """Hold `T H D` keys and values of one layer for slots `start ..`."""
-        if start != self._start:
-            raise IndexError(f"rows at slot {start} over a prefix of {self._start}")
-        self._layer, self._rows = layer, (keys.transpose(0, 1), values.transpose(0, 1))
-
-    def read(self, layer: int, stop: int) -> tuple[Tensor, Tensor]:
-        """Keys and values `H stop D`: the prefix below, then the rows held."""
-        keys, values = self._below.read(layer, min(stop, self._start))
-        if stop <= self._start:
-            return keys, values
-        if layer != self._layer or stop > self._start + self._rows[0].shape[1]:
-            raise IndexError(f"slot {stop - 1} of layer {layer} was not written in this pass")
-        num = stop - self._start
-        return torch.cat((keys, self._rows[0][:, :num]), dim=1), torch.cat((values, self._rows[1][:, :num]), dim=1)
-
-
 def agreement(turn: Turn, skip: LayerSkip, tokens: Sequence[int], start: int) -> float:
     """The share of `tokens[1:]` that the sparse model predicts, of tokens that begin at position `start`.
 
@@ -149,8 +119,7 @@ def agreement(turn: Turn, skip: LayerSkip, tokens: Sequence[int], start: int) ->
     one another. The cache is not written. What overflows predicts nothing.
     """
     rows = torch.tensor(tokens[:-1], device=turn.target.devices[0])
-    overlay = Overlay(turn.cache, start)
-    logits = forward(turn.target, rows, Span.causal(start, len(rows)), overlay, skip=skip).logits
+    logits = forward(turn.target, rows, Span.trial(start, len(rows)), turn.cache, skip=skip).logits
     largest, predicted = logits.max(dim=-1)
     right = (predicted == torch.tensor(tokens[1:], device=predicted.device)) & largest.isfinite()
     return int(right.sum()) / len(rows)

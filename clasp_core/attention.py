@@ -4,21 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention, softmax
 
+from clasp_core.kv_cache import KVCache
 
-class PrefixCache(Protocol):
-    """What attention needs of a key-value cache; `kv_cache.KVCache` is the one in use."""
 
-    def write(self, layer: int, start: int, keys: Tensor, values: Tensor) -> None:
-        """Store `T H D` keys and values of one layer at slots `start ..`."""
-
-    def read(self, layer: int, stop: int) -> tuple[Tensor, Tensor]:
-        """Views `H stop D` of one layer's keys and values."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,8 +21,8 @@ class Span:
     """T rows of one forward pass: their slots, their positions and their view of one another.
 
     Rows take cache slots `start .. start + T - 1` and all see slots `0 .. start - 1`. Among themselves they
-    see what `visible` (`T T`, bool) says; None means the usual causal order. Rows that do not write
-    (`write=False`) see the prefix and themselves only, and leave the cache as it was.
+    see what `visible` (`T T`, bool) says; None means the usual causal order. Rows that are `alone` see the
+    prefix and themselves only. Rows that do not write leave the cache as it was.
     """
 
     start: int
@@ -36,7 +31,8 @@ class Span:
     """Row i sits at position `start + depths[i]`; None means `start + i`."""
     visible: Tensor | None = None
     write: bool = True
-    _made: dict[tuple[object, ...], Tensor] = field(default_factory=dict, repr=False)
+    alone: bool = False
+    _made: dict[tuple[object, ...], Any] = field(default_factory=dict, repr=False)
 
     @classmethod
     def causal(cls, start: int, length: int) -> Span:
@@ -62,7 +58,12 @@ class Span:
     @classmethod
     def siblings(cls, position: int, length: int) -> Span:
         """Alternative states of one position: same position for all, prefix and self in view, nothing written."""
-        return cls(position, length, (0,) * length, None, write=False)
+        return cls(position, length, (0,) * length, None, write=False, alone=True)
+
+    @classmethod
+    def trial(cls, start: int, length: int) -> Span:
+        """Consecutive tokens that leave no trace in the cache."""
+        return cls(start, length, write=False)
 
     @property
     def stop(self) -> int:
@@ -76,18 +77,18 @@ class Span:
 
     def positions(self, device: torch.device) -> Tensor:
         """Positions of the rows, `T`, on a device (made once)."""
-        return self._once(("positions", device), lambda: self._positions(device))
+        return self.once(("positions", device), lambda: self._positions(device))
 
     def mask(self, device: torch.device) -> Tensor:
         """`T stop` bool, true where a row may look, on a device (made once)."""
-        return self._once(("mask", device), lambda: self._mask(device))
+        return self.once(("mask", device), lambda: self._mask(device))
 
     def bias(self, like: Tensor, group: int) -> Tensor:
         """The mask as an addend `(G T) stop` for scores of G = `group` heads, in the dtype and on the device of `like`.
 
         Made once for a pass: a kernel that is given a bool mask turns it into this in every layer.
         """
-        return self._once(("bias", like.device, like.dtype, group), lambda: self._bias(like, group))
+        return self.once(("bias", like.device, like.dtype, group), lambda: self._bias(like, group))
 
     def _positions(self, device: torch.device) -> Tensor:
         if self.depths is None:
@@ -105,25 +106,30 @@ class Span:
         hidden = ~self.mask(like.device)
         return like.new_zeros(hidden.shape).masked_fill_(hidden, float("-inf")).repeat(group, 1)
 
-    def _once(self, key: tuple[object, ...], make: Callable[[], Tensor]) -> Tensor:
+    def once(self, key: tuple[object, ...], make: Callable[[], T]) -> T:
+        """What `make` gives, made at the first call with this key and kept as long as the span."""
         if key not in self._made:
             self._made[key] = make()
-        return self._made[key]
+        return self._made[key]  # type: ignore[no-any-return]
 
 
 def attend(
-    queries: Tensor, keys: Tensor, values: Tensor, span: Span, cache: PrefixCache, *, layer: int, scale: float
+    queries: Tensor, keys: Tensor, values: Tensor, span: Span, cache: KVCache, *, layer: int, scale: float
 ) -> Tensor:
     """Attention output `T Hq D` for queries `T Hq D` and the rows' own keys and values `T H D`.
 
-    A writing span stores its rows in the cache first and then reads prefix and rows in one view. Grouped
+    A writing span stores its rows in the cache first and then reads prefix and rows in one view; one that does not
+    write puts the two together for the length of this call. Grouped
     heads: query heads `h*G .. h*G+G-1` read key-value head h.
     """
-    if not span.write:
-        prefix_keys, prefix_values = cache.read(layer, span.start)
-        return _prefix_and_self(queries, keys, values, prefix_keys, prefix_values, scale)
-    cache.write(layer, span.start, keys, values)
-    seen_keys, seen_values = cache.read(layer, span.stop)
+    if span.alone:
+        return _prefix_and_self(queries, keys, values, *cache.read(layer, span.start), scale)
+    if span.write:
+        cache.write(layer, span.start, keys, values)
+        seen_keys, seen_values = cache.read(layer, span.stop)
+    else:
+        own = keys.transpose(0, 1), values.transpose(0, 1)
+        seen_keys, seen_values = (torch.cat(x, dim=1) for x in zip(cache.read(layer, span.start), own, strict=True))
     if span.start == 0 and span.visible is None and span.length > 1:
         return _prefill(queries, seen_keys, seen_values, scale)
     return _over_cache(queries, seen_keys, seen_values, span, scale)

@@ -13,8 +13,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from clasp_core.attention import PrefixCache, Span, attend
+from clasp_core.attention import Span, attend
 from clasp_core.families import Wiring
+from clasp_core.kv_cache import KVCache
 
 Angles = tuple[Tensor, Tensor]
 """Cosines and signed sines of some rows, `T 1 D`, or `1 1 D` where all rows share a position."""
@@ -33,7 +34,7 @@ class Rotary:
         cos, sin = self.table(span.last_position + 1, device)
         if span.depths is None:
             return cos[span.start : span.stop], sin[span.start : span.stop]
-        if not span.write:
+        if span.alone:
             return cos[span.start : span.start + 1], sin[span.start : span.start + 1]
         positions = span.positions(device)
         return cos[positions], sin[positions]
@@ -65,9 +66,19 @@ class Projection(Protocol):
         """Queries `T Hq D`, keys and values `T H D`; queries and keys rotated where there are angles."""
 
 
+class Layer(Protocol):
+    """One layer as its two residual sub-layers, as an engine computes them."""
+
+    def attention(self, hidden: Tensor, span: Span, cache: KVCache) -> Tensor:
+        """States `T d` with the attention's update added; a writing span leaves its keys and values in the cache."""
+
+    def feed_forward(self, hidden: Tensor) -> Tensor:
+        """States `T d` with the MLP's update added."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Block:
-    """One layer. `rotary` is None where its queries and keys carry no position."""
+    """A layer call by call. `rotary` is None where its queries and keys carry no position."""
 
     index: int
     attn_norm: Callable[[Tensor], Tensor]
@@ -78,15 +89,15 @@ class Block:
     scale: float
     rotary: Rotary | None
 
-    def attention(self, hidden: Tensor, span: Span, cache: PrefixCache) -> Tensor:
-        """States `T d` with the attention's update added; a writing span leaves its keys and values in the cache."""
+    def attention(self, hidden: Tensor, span: Span, cache: KVCache) -> Tensor:
+        """See `Layer`."""
         angles = self.rotary.of(span, hidden.device) if self.rotary is not None else None
         queries, keys, values = self.project(self.attn_norm(hidden), angles)
         out = attend(queries, keys, values, span, cache, layer=self.index, scale=self.scale)
         return hidden + self.out_proj(out.reshape(span.length, -1))
 
     def feed_forward(self, hidden: Tensor) -> Tensor:
-        """States `T d` with the MLP's update added."""
+        """See `Layer`."""
         return hidden + self.mlp(self.mlp_norm(hidden))
 
 

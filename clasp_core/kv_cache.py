@@ -18,6 +18,8 @@ class KVCache:
     def __init__(self, keys: Sequence[Tensor], values: Sequence[Tensor]):
         self._keys = list(keys)
         self._values = list(values)
+        self.addresses = tuple((k.data_ptr(), v.data_ptr()) for k, v in zip(keys, values, strict=True))
+        """Where each layer's keys and values lie, `H capacity D` without gaps; for kernels that take no tensors."""
 
     @classmethod
     def allocate(
@@ -47,11 +49,15 @@ class KVCache:
 
     def write(self, layer: int, start: int, keys: Tensor, values: Tensor) -> None:
         """Store `T H D` keys and values of one layer at slots `start .. start + T - 1`."""
+        self.check_room(start, keys.shape[0])
         stop = start + keys.shape[0]
-        if stop > self.capacity:
-            raise IndexError(f"slots {start}..{stop - 1} are beyond the cache's {self.capacity}")
         self._keys[layer][:, start:stop] = keys.transpose(0, 1)
         self._values[layer][:, start:stop] = values.transpose(0, 1)
+
+    def check_room(self, start: int, num: int) -> None:
+        """Raise IndexError where `num` slots from `start` on are not all there."""
+        if start + num > self.capacity:
+            raise IndexError(f"slots {start}..{start + num - 1} are beyond the cache's {self.capacity}")
 
     def read(self, layer: int, stop: int) -> tuple[Tensor, Tensor]:
         """Views `H stop D` of one layer's keys and values at slots `0 .. stop - 1`."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from clasp_core import fused
-from clasp_core.attention import PrefixCache, Span
+from clasp_core.attention import Span
 from clasp_core.blocks import Rotary, device_of, eager_block
 from clasp_core.errors import UserError
 from clasp_core.families import Wiring
@@ -23,7 +23,7 @@ from clasp_core.sampling import check_finite
 from clasp_core.skip import LayerSkip
 
 Engine = Literal["eager", "compiled"]
-"""Hugging Face's modules one by one, or fused and (on a CPU) prepacked: the same numbers up to rounding, faster."""
+"""Hugging Face's modules one by one, or fused and (on a CPU) by compiled kernels: the same numbers up to rounding, faster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +62,11 @@ class TargetModel:
         self._norm: nn.Module = model.model.norm
         self._lm_head: nn.Module = model.lm_head
         self.layer_devices = tuple(device_of(layer) for layer in self._layers)
-        if engine == "compiled":
-            fused.check_room(model)
         self.rotary = Rotary(model.model.rotary_emb, self.dtype)
-        build = fused.fused_block if engine == "compiled" else eager_block
+        fuser = fused.Fuser(model) if engine == "compiled" else None
+        build = fuser.block if fuser is not None else eager_block
         self._blocks = [build(index, layer, wiring, self.rotary) for index, layer in enumerate(self._layers)]
-        self._to_logits = fused.product_of(self._lm_head) if engine == "compiled" else self._lm_head
+        self._to_logits = fuser.product_of(self._lm_head) if fuser is not None else self._lm_head
 
     @property
     def num_layers(self) -> int:
@@ -135,7 +134,7 @@ class TargetModel:
         index: int,
         hidden: Tensor,
         span: Span,
-        cache: PrefixCache,
+        cache: KVCache,
         *,
         skip_attn: bool = False,
         skip_mlp: bool = False,
@@ -192,7 +191,7 @@ def forward(
     target: TargetModel,
     tokens: Tensor,
     span: Span,
-    cache: PrefixCache,
+    cache: KVCache,
     *,
     skip: LayerSkip | None = None,
     rows: slice = slice(None),
@@ -218,7 +217,7 @@ def forward(
 
 
 def _with_head_start(
-    target: TargetModel, tokens: Tensor, span: Span, cache: PrefixCache, head_start: HeadStart
+    target: TargetModel, tokens: Tensor, span: Span, cache: KVCache, head_start: HeadStart
 ) -> Tensor:
     """States `T d` after the last layer; only the uncovered last rows pass the first layers."""
     num_known = len(head_start.hidden)

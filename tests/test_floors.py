@@ -33,7 +33,7 @@ CORE = {
     1: ("sampling", "kv_cache", "device", "attention", "families"),
     2: (
         *("target", "blocks", "fused", "placement", "hub", "checkpoint", "loading", "deep", "prompting", "texts"),
-        *("tiny", "synthetic"),
+        *("tiny", "synthetic", "native"),
     ),
     3: ("verify", "decoding", "drafting", "divergence"),
     4: ("clasp",),

@@ -1,12 +1,14 @@
-"""The fast engine: the same numbers as the eager one, from weights that are shared, fused and packed."""
+"""The fast engine: the same numbers as the eager one, from weights that are shared and fused."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from clasp_core import fused
+from clasp_core import fused, native
 from clasp_core.attention import Span
 from clasp_core.errors import UserError
 from clasp_core.families import wiring_of
@@ -80,16 +82,25 @@ def test_eager_takes_nothing_from_the_fast_engine() -> None:
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 8, 16, 64, 130])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-@pytest.mark.parametrize("with_mkl", [True, False])
-def test_a_packed_product_is_the_plain_one_for_any_number_of_rows(
-    rows: int, dtype: torch.dtype, with_mkl: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: with_mkl)
-    weight, bias, states = (torch.randn(*shape).to(dtype) for shape in ((24, 16), (24,), (rows, 16)))
+def test_a_product_is_the_plain_one_for_any_number_of_rows(rows: int, dtype: torch.dtype) -> None:
+    weight, bias, states = (torch.randn(*shape).to(dtype) for shape in ((24, 21), (24,), (rows, 21)))
     exact = states.double() @ weight.double().T + bias.double()
-    found = fused.Linear(weight, bias)(states)
+    found = fused.Linear(weight, bias, kernels_of(dtype))(states)
     assert found.dtype == dtype
     assert float((found.double() - exact).abs().max()) < {torch.bfloat16: 0.1}.get(dtype, 1e-4)
+
+
+@pytest.mark.parametrize("dtype", native.DTYPES)
+def test_a_row_of_a_product_is_the_same_to_the_bit_at_every_width(dtype: torch.dtype) -> None:
+    weight, states = torch.randn(37, 45).to(dtype), torch.randn(native.MAX_ROWS, 45).to(dtype)
+    product = fused.Linear(weight, None, kernels_of(dtype))
+    single = torch.cat([product(row[None]) for row in states])
+    for rows in range(1, native.MAX_ROWS + 1):
+        assert torch.equal(product(states[:rows]), single[:rows])
+
+
+def kernels_of(dtype: torch.dtype) -> native.Kernels | None:
+    return native.Kernels(native.build(), dtype) if dtype in native.DTYPES else None
 
 
 def test_what_is_not_plain_stays_as_it_is() -> None:
@@ -98,22 +109,24 @@ def test_what_is_not_plain_stays_as_it_is() -> None:
 
     odd, hooked = Int8(4, 4), nn.Linear(4, 4)
     hooked._hf_hook = object()
-    assert fused.product_of(odd) is odd
-    assert fused.product_of(hooked) is hooked
-    assert isinstance(fused.product_of(nn.Linear(4, 4)), fused.Linear)
+    fuser = fused.Fuser(random_model(llama_config(), seed=0))
+    assert fuser.product_of(odd) is odd
+    assert fuser.product_of(hooked) is hooked
+    assert isinstance(fuser.product_of(nn.Linear(4, 4)), fused.Linear)
 
 
-def test_a_second_copy_that_does_not_fit_is_refused_by_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused, "free_bytes", lambda device: 10_000)
-    with pytest.raises(UserError, match=r"engine=compiled packs .* GiB .* use engine=eager"):
+def test_a_missing_compiler_is_one_line_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(UserError, match=r"'no-such-compiler' is not there; .* CXX, or use engine=eager"):
         make_target(engine="compiled")
 
 
-def test_packed_bytes_are_those_of_every_linear_weight() -> None:
-    model = random_model(llama_config(), seed=0)
-    linear = sum(part.weight.numel() for part in model.modules() if isinstance(part, nn.Linear))
-    assert fused.packed_bytes(model) == 4 * linear
-    assert fused.packed_bytes(model.double()) == 0
+def test_a_failing_compiler_is_one_line_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CXX", "false")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(UserError, match="false cannot compile kernels.cpp: exit 1; .* use engine=eager"):
+        make_target(engine="compiled")
+    assert not list(tmp_path.rglob("*.so"))
 
 
 def test_an_unknown_engine_is_refused_by_name() -> None:

@@ -36,7 +36,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from baselines import swift as module
-from baselines.swift import Overlay, SwiftDrafter, TreeRule, agreement, draw_distinct, swift
+from baselines.swift import SwiftDrafter, TreeRule, agreement, draw_distinct, swift
 from baselines.swift_search import Candidate, Search, SearchRule, SubLayers, initial_set, num_sublayers
 from clasp_core import verify as verify_module
 from clasp_core.attention import Span
@@ -564,21 +564,15 @@ def test_what_overflows_scores_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert agreement(turn, LayerSkip.none(8), [9, 3, 0, 5, 0], 5) == 2 / 4
 
 
-def test_an_overlay_serves_prefix_and_rows_and_refuses_the_rest() -> None:
+def test_a_trial_leaves_the_cache_as_it_was() -> None:
     target = target_of(torch.float32)
-    below = prefilled(target, ids(6), 10)
-    overlay = Overlay(below, 6)
-    keys, values = torch.randn(3, 2, 8), torch.randn(3, 2, 8)
-    overlay.write(2, 6, keys, values)
-    got = overlay.read(2, 9)
-    assert torch.equal(got[0], torch.cat((below.read(2, 6)[0], keys.transpose(0, 1)), dim=1))
-    assert torch.equal(got[1], torch.cat((below.read(2, 6)[1], values.transpose(0, 1)), dim=1))
-    assert torch.equal(overlay.read(5, 6)[0], below.read(5, 6)[0])
-    for layer, stop in ((1, 9), (2, 10)):
-        with pytest.raises(IndexError, match="not written"):
-            overlay.read(layer, stop)
-    with pytest.raises(IndexError, match="slot 5"):
-        overlay.write(2, 5, keys, values)
+    turn = Turn(target, prefilled(target, ids(6), 20), Generation(9, frozenset()), Randomness.seeded(0))
+    before = [tuple(part.clone() for part in turn.cache.read(layer, 6)) for layer in range(8)]
+    agreement(turn, LayerSkip.none(8), [9, 3, 0, 5, 0], 5)
+    for layer, (keys, values) in enumerate(before):
+        after = turn.cache.read(layer, 6)
+        assert torch.equal(keys, after[0])
+        assert torch.equal(values, after[1])
 
 
 def planted() -> TargetModel:

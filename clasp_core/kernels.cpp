@@ -1,0 +1,449 @@
+// A decoder's sub-layers over few rows, on a CPU: each reads its weights once, whatever the number of rows.
+//
+// One call is one sub-layer in one parallel region: norm, projections, rotary embedding, attention over the cache,
+// residual. Every sum runs in an order that depends on neither the number of rows nor the number of threads, so a
+// row's result has the same bits alone (decoding), among others (verification) and beside masked ones (trees).
+//
+// Shapes as in Python: T rows, d width, Hq and H query and key-value heads of width D. Matrices are row-major,
+// weights `out in`. Arithmetic is float32; weights, states and the cache are float32 or bfloat16.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include <omp.h>
+
+namespace {
+
+#ifdef __AVX512F__
+constexpr int LANES = 16;
+#else
+constexpr int LANES = 8;
+#endif
+
+typedef float Floats __attribute__((vector_size(4 * LANES)));
+typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
+typedef uint16_t Halves __attribute__((vector_size(2 * LANES)));
+
+constexpr int WEIGHT_ROWS = 4;  // rows of a matrix and rows of states whose products are summed at once
+constexpr int STATE_ROWS = 4;
+constexpr float NOT_SEEN = -std::numeric_limits<float>::infinity();
+
+struct BFloat16 {
+    uint16_t bits;
+};
+
+inline Floats load(const float* from) {
+    Floats out;
+    std::memcpy(&out, from, sizeof out);
+    return out;
+}
+
+inline Floats load(const BFloat16* from) {
+    Halves halves;
+    std::memcpy(&halves, from, sizeof halves);
+    return (Floats)(__builtin_convertvector(halves, Ints) << 16);
+}
+
+inline void store(float* to, Floats value) { std::memcpy(to, &value, sizeof value); }
+
+inline float get(float value) { return value; }
+
+inline float get(BFloat16 value) {
+    const uint32_t bits = uint32_t(value.bits) << 16;
+    float out;
+    std::memcpy(&out, &bits, sizeof out);
+    return out;
+}
+
+inline void put(float* to, float value) { *to = value; }
+
+inline void put(BFloat16* to, float value) {  // round to nearest, ties to even; not-a-number stays one
+    uint32_t bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    to->bits = value != value ? 0x7fc0 : uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+inline float sum(Floats v) {
+#ifdef __AVX512F__
+    typedef float Eight __attribute__((vector_size(32)));
+    const Eight eight = __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7) +
+                        __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15);
+#else
+    const Floats eight = v;
+#endif
+    typedef float Four __attribute__((vector_size(16)));
+    const Four four = __builtin_shufflevector(eight, eight, 0, 1, 2, 3) +
+                      __builtin_shufflevector(eight, eight, 4, 5, 6, 7);
+    return (four[0] + four[2]) + (four[1] + four[3]);
+}
+
+// e^x to about 2e-7: 2^n times a polynomial for the rest, which lies within half a ln 2; 0 below -87.
+inline Floats exponential(Floats x) {
+    const Floats bounded = x > 88.0f ? Floats{} + 88.0f : (x < -87.0f ? Floats{} - 87.0f : x);
+    const Floats shifted = bounded * 1.44269504f + 12582912.0f;  // 1.5 * 2^23 rounds to an integer
+    const Floats n = shifted - 12582912.0f;
+    const Floats r = (bounded - n * 0.693359375f) + n * 2.12194440e-4f;
+    Floats p = Floats{} + 1.0f / 5040;
+    p = p * r + 1.0f / 720;
+    p = p * r + 1.0f / 120;
+    p = p * r + 1.0f / 24;
+    p = p * r + 1.0f / 6;
+    p = p * r + 0.5f;
+    p = p * r + 1.0f;
+    p = p * r + 1.0f;
+    const Ints exponent = ((Ints)shifted - 0x4b400000 + 127) << 23;
+    return x < -87.0f ? Floats{} : p * (Floats)exponent;
+}
+
+// How far ahead of the arithmetic a tile asks for weights: without it the memory waits while a tile of several states is
+// computed from the nearest cache.
+constexpr int64_t BYTES_AHEAD = 18432;
+
+// Products of NW matrix rows with NS rows of states, `emit(matrix row, state row, sum)`.
+template <int NW, int NS, typename Weight, typename Emit>
+inline void tile(const Weight* matrix, int64_t size, int64_t row, const float* states, int state, const Emit& emit) {
+    Floats sums[NW][NS] = {};
+    const int64_t whole = size - size % LANES;
+    for (int64_t k = 0; k < whole; k += LANES) {
+        Floats weights[NW];
+        for (int i = 0; i < NW; i++) {
+            weights[i] = load(matrix + (row + i) * size + k);
+            __builtin_prefetch(reinterpret_cast<const char*>(matrix + (row + i) * size + k) + BYTES_AHEAD, 0, 2);
+        }
+        for (int j = 0; j < NS; j++) {
+            const Floats x = load(states + (state + j) * size + k);
+            for (int i = 0; i < NW; i++) sums[i][j] += weights[i] * x;
+        }
+    }
+    for (int j = 0; j < NS; j++)
+        for (int i = 0; i < NW; i++) {
+            float total = sum(sums[i][j]);
+            for (int64_t k = whole; k < size; k++)
+                total += get(matrix[(row + i) * size + k]) * states[(state + j) * size + k];
+            emit(row + i, state + j, total);
+        }
+}
+
+template <int NW, typename Weight, typename Emit>
+inline void strip(const Weight* matrix, int64_t size, int64_t row, const float* states, int num, const Emit& emit) {
+    int j = 0;
+    for (; j + STATE_ROWS <= num; j += STATE_ROWS) tile<NW, STATE_ROWS>(matrix, size, row, states, j, emit);
+    if (num - j == 3) tile<NW, 3>(matrix, size, row, states, j, emit);
+    if (num - j == 2) tile<NW, 2>(matrix, size, row, states, j, emit);
+    if (num - j == 1) tile<NW, 1>(matrix, size, row, states, j, emit);
+}
+
+// All products of matrix rows `first .. last - 1`, each `size` long, with `num` rows of states.
+template <typename Weight, typename Emit>
+inline void products(const Weight* matrix, int64_t size, int64_t first, int64_t last, const float* states, int num,
+                     const Emit& emit) {
+    int64_t row = first;
+    for (; row + WEIGHT_ROWS <= last; row += WEIGHT_ROWS) strip<WEIGHT_ROWS>(matrix, size, row, states, num, emit);
+    for (; row < last; row++) strip<1>(matrix, size, row, states, num, emit);
+}
+
+struct Range {
+    int64_t first, last;
+};
+
+// This thread's part of `total` things, in whole groups.
+inline Range part(int64_t total, int64_t group) {
+    const int64_t groups = (total + group - 1) / group, thread = omp_get_thread_num(), num = omp_get_num_threads();
+    return {std::min(total, groups * thread / num * group), std::min(total, groups * (thread + 1) / num * group)};
+}
+
+// RMS norm of T rows `d`, by every thread for itself: that is cheaper than to wait for one another.
+template <typename Value>
+std::vector<float>& normalised(const Value* hidden, const Value* weight, float eps, int rows, int64_t d) {
+    static thread_local std::vector<float> out;
+    out.resize(rows * d);
+    const int64_t whole = d - d % LANES;
+    for (int t = 0; t < rows; t++) {
+        const Value* x = hidden + t * d;
+        float* y = out.data() + t * d;
+        Floats squares{};
+        for (int64_t k = 0; k < whole; k += LANES) squares += load(x + k) * load(x + k);
+        float total = sum(squares);
+        for (int64_t k = whole; k < d; k++) total += get(x[k]) * get(x[k]);
+        const float inverse = 1.0f / std::sqrt(total / float(d) + eps);
+        for (int64_t k = 0; k < whole; k += LANES) store(y + k, load(x + k) * inverse * load(weight + k));
+        for (int64_t k = whole; k < d; k++) y[k] = get(x[k]) * inverse * get(weight[k]);
+    }
+    return out;
+}
+
+// Scores `n` long (padded to whole vectors) to weights that sum to 1; what is not seen gets exactly 0.
+inline void soften(float* scores, int64_t padded) {
+    Floats most = load(scores);
+    for (int64_t p = LANES; p < padded; p += LANES) {
+        const Floats next = load(scores + p);
+        most = next > most ? next : most;
+    }
+    float top = most[0];
+    for (int lane = 1; lane < LANES; lane++) top = std::max(top, most[lane]);
+    Floats sums{};
+    for (int64_t p = 0; p < padded; p += LANES) {
+        const Floats weight = exponential(load(scores + p) - top);
+        sums += weight;
+        store(scores + p, weight);
+    }
+    const float inverse = 1.0f / sum(sums);
+    for (int64_t p = 0; p < padded; p += LANES) store(scores + p, load(scores + p) * inverse);
+}
+
+template <typename Value>
+struct Values {  // `num D`
+    const Value* rows;
+    int64_t num;
+};
+
+// Weighted sums of value rows `D`, those of the cache and then the ones beside, for NS rows of weights (`pitch` apart).
+template <int NS, typename Value>
+inline void mix(Values<Value> seen, Values<Value> beside, int64_t width, const float* weights, int64_t pitch,
+                float* out) {
+    int64_t k = 0;
+    for (; k + LANES <= width; k += LANES) {
+        Floats sums[NS] = {};
+        const auto add = [&](const Values<Value>& values, int64_t first) {
+            for (int64_t p = 0; p < values.num; p++) {
+                const Floats value = load(values.rows + p * width + k);
+                for (int j = 0; j < NS; j++) sums[j] += weights[j * pitch + first + p] * value;
+            }
+        };
+        add(seen, 0);
+        add(beside, seen.num);
+        for (int j = 0; j < NS; j++) store(out + j * width + k, sums[j]);
+    }
+    for (; k < width; k++)
+        for (int j = 0; j < NS; j++) {
+            float total = 0;
+            for (int64_t p = 0; p < seen.num; p++) total += weights[j * pitch + p] * get(seen.rows[p * width + k]);
+            for (int64_t p = 0; p < beside.num; p++)
+                total += weights[j * pitch + seen.num + p] * get(beside.rows[p * width + k]);
+            out[j * width + k] = total;
+        }
+}
+
+}  // namespace
+
+extern "C" {
+
+// One layer's weights, once for all calls. A bias may be null.
+struct Attention {
+    const void *norm, *qkv, *qkv_bias, *out, *out_bias;
+    int64_t d, num_queries, num_keys, width;
+    float eps, scale;
+};
+
+struct FeedForward {
+    const void *norm, *gate_up, *gate_up_bias, *down, *down_bias;
+    int64_t d, inner;
+    float eps;
+};
+
+// Where the rows sit: all see the slots before `start`, and of one another what `visible` (`T T`) says; null means
+// causal order, and `alone` that each sees only itself. They take the slots from `start` on if `write` is set.
+// `cos`, `sin` (the first half negative): a row `D` for each position, null without rotary embedding.
+struct Rows {
+    const int64_t* positions;
+    const uint8_t* visible;
+    const void *cos, *sin;
+    int64_t num, start, write, alone;
+};
+}
+
+namespace {
+
+inline bool sees(const Rows& rows, int64_t row, int64_t other) {
+    if (rows.alone) return other == row;
+    return rows.visible ? rows.visible[row * rows.num + other] : other <= row;
+}
+
+template <typename Value>
+void attention(const Attention& layer, const Rows& rows, Value* keys, Value* values, int64_t capacity,
+               const Value* hidden, Value* result, int num_threads) {
+    const int T = int(rows.num);
+    const int64_t D = layer.width, num_heads = layer.num_queries + 2 * layer.num_keys;
+    const int64_t group = layer.num_queries / layer.num_keys, per_key = group * T;
+    const int64_t num_scores = rows.start + T, pitch = (num_scores + LANES - 1) / LANES * LANES;
+    const auto* bias = static_cast<const Value*>(layer.qkv_bias);
+    const auto* out_bias = static_cast<const Value*>(layer.out_bias);
+    const auto* cos = static_cast<const Value*>(rows.cos);
+    const auto* sin = static_cast<const Value*>(rows.sin);
+
+    static thread_local std::vector<float> projected_room, queries_room, attended_room;
+    static thread_local std::vector<Value> own_room;
+    projected_room.resize(T * num_heads * D);
+    queries_room.resize(layer.num_queries * T * D);
+    own_room.resize(2 * layer.num_keys * T * D);
+    attended_room.resize(T * layer.num_queries * D);
+    float* const projected = projected_room.data();
+    float* const queries = queries_room.data();           // H G T D
+    Value* const own_keys = own_room.data();              // H T D, rounded as in the cache
+    Value* const own_values = own_keys + layer.num_keys * T * D;
+    float* const attended = attended_room.data();         // T Hq D
+
+#pragma omp parallel num_threads(num_threads)
+    {
+        const auto& normed = normalised(hidden, static_cast<const Value*>(layer.norm), layer.eps, T, layer.d);
+        const Range mine = part(num_heads * D, WEIGHT_ROWS);
+        products(static_cast<const Value*>(layer.qkv), layer.d, mine.first, mine.last, normed.data(), T,
+                 [&](int64_t n, int t, float total) {
+                     projected[t * num_heads * D + n] = total + (bias ? get(bias[n]) : 0.0f);
+                 });
+#pragma omp barrier
+
+        const Range places = part(T * num_heads, 1);
+        for (int64_t place = places.first; place < places.last; place++) {
+            const int64_t t = place / num_heads, head = place % num_heads, half = D / 2;
+            const bool is_query = head < layer.num_queries, is_value = head >= layer.num_queries + layer.num_keys;
+            const int64_t key_head = (head - layer.num_queries) % layer.num_keys;
+            float* const x = projected + place * D;
+            const bool turns = cos && !is_value;
+            const int64_t row = turns ? rows.positions[t] * D : 0;
+            const auto turned = [&](int64_t k) {
+                return turns ? x[k] * get(cos[row + k]) + x[k < half ? k + half : k - half] * get(sin[row + k]) : x[k];
+            };
+            if (is_query) {
+                float* const to = queries + (head * T + t) * D;
+                for (int64_t k = 0; k < D; k++) to[k] = turned(k) * layer.scale;
+                continue;
+            }
+            Value* const to = (is_value ? own_values : own_keys) + (key_head * T + t) * D;
+            for (int64_t k = 0; k < D; k++) put(to + k, turned(k));
+            if (rows.write)
+                std::copy(to, to + D, (is_value ? values : keys) + (key_head * capacity + rows.start + t) * D);
+        }
+#pragma omp barrier
+
+        static thread_local std::vector<float> scores_room, mixed_room;
+        scores_room.resize(STATE_ROWS * pitch);
+        mixed_room.resize(STATE_ROWS * D);
+        float* const scores = scores_room.data();
+        float* const mixed = mixed_room.data();
+        const Range heads = part(layer.num_queries * T, 1);
+        for (int64_t first = heads.first; first < heads.last;) {
+            const int64_t key_head = first / per_key;
+            const int num = int(std::min({heads.last - first, (key_head + 1) * per_key - first, int64_t(STATE_ROWS)}));
+            const Value* seen_keys = keys + key_head * capacity * D;
+            const Value* seen_values = values + key_head * capacity * D;
+            const Value* beside_keys = own_keys + key_head * T * D;
+            const Value* beside_values = own_values + key_head * T * D;
+            products(seen_keys, D, 0, rows.start, queries + first * D, num,
+                     [&](int64_t p, int j, float total) { scores[j * pitch + p] = total; });
+            products(beside_keys, D, 0, T, queries + first * D, num,
+                     [&](int64_t p, int j, float total) { scores[j * pitch + rows.start + p] = total; });
+            for (int j = 0; j < num; j++) {
+                float* const row = scores + j * pitch;
+                for (int64_t other = 0; other < T; other++)
+                    if (!sees(rows, (first + j) % T, other)) row[rows.start + other] = NOT_SEEN;
+                std::fill(row + num_scores, row + pitch, NOT_SEEN);
+                soften(row, pitch);
+            }
+            const Values<Value> seen{seen_values, rows.start}, beside{beside_values, T};
+            if (num == 4) mix<4>(seen, beside, D, scores, pitch, mixed);
+            if (num == 3) mix<3>(seen, beside, D, scores, pitch, mixed);
+            if (num == 2) mix<2>(seen, beside, D, scores, pitch, mixed);
+            if (num == 1) mix<1>(seen, beside, D, scores, pitch, mixed);
+            for (int j = 0; j < num; j++) {
+                const int64_t t = (first + j) % T, head = (first + j) / T;
+                std::copy(mixed + j * D, mixed + (j + 1) * D, attended + (t * layer.num_queries + head) * D);
+            }
+            first += num;
+        }
+#pragma omp barrier
+
+        const Range outs = part(layer.d, WEIGHT_ROWS);
+        products(static_cast<const Value*>(layer.out), layer.num_queries * D, outs.first, outs.last, attended, T,
+                 [&](int64_t n, int t, float total) {
+                     const int64_t at = t * layer.d + n;
+                     put(result + at, get(hidden[at]) + (total + (out_bias ? get(out_bias[n]) : 0.0f)));
+                 });
+    }
+}
+
+template <typename Value>
+void feed_forward(const FeedForward& layer, const Value* hidden, Value* result, int64_t num, int num_threads) {
+    const int T = int(num);
+    const int64_t inner = layer.inner;
+    const auto* gate_up = static_cast<const Value*>(layer.gate_up);
+    const auto* bias = static_cast<const Value*>(layer.gate_up_bias);
+    const auto* down_bias = static_cast<const Value*>(layer.down_bias);
+    static thread_local std::vector<float> gates_room, gated_room;
+    gates_room.resize(T * inner);
+    gated_room.resize(T * inner);
+    float* const gates = gates_room.data();
+    float* const gated = gated_room.data();
+
+#pragma omp parallel num_threads(num_threads)
+    {
+        const auto& normed = normalised(hidden, static_cast<const Value*>(layer.norm), layer.eps, T, layer.d);
+        const Range mine = part(inner, LANES);
+        products(gate_up, layer.d, mine.first, mine.last, normed.data(), T, [&](int64_t n, int t, float total) {
+            gates[t * inner + n] = total + (bias ? get(bias[n]) : 0.0f);
+        });
+        products(gate_up + inner * layer.d, layer.d, mine.first, mine.last, normed.data(), T,
+                 [&](int64_t n, int t, float total) {
+                     gated[t * inner + n] = total + (bias ? get(bias[inner + n]) : 0.0f);
+                 });
+        for (int t = 0; t < T; t++) {
+            const float* gate = gates + t * inner;
+            float* up = gated + t * inner;
+            int64_t n = mine.first;
+            for (; n + LANES <= mine.last; n += LANES)  // silu(gate) * up
+                store(up + n, load(gate + n) / (1.0f + exponential(-load(gate + n))) * load(up + n));
+            for (; n < mine.last; n++) up[n] *= gate[n] / (1.0f + std::exp(-gate[n]));
+        }
+#pragma omp barrier
+
+        const Range outs = part(layer.d, WEIGHT_ROWS);
+        products(static_cast<const Value*>(layer.down), inner, outs.first, outs.last, gated, T,
+                 [&](int64_t n, int t, float total) {
+                     const int64_t at = t * layer.d + n;
+                     put(result + at, get(hidden[at]) + (total + (down_bias ? get(down_bias[n]) : 0.0f)));
+                 });
+    }
+}
+
+template <typename Value>
+void linear(const Value* states, const Value* weight, const Value* bias, Value* result, int64_t num, int64_t size,
+            int64_t num_out, int num_threads) {
+    const int T = int(num);
+    static thread_local std::vector<float> rows_room;
+    rows_room.resize(T * size);
+    float* const rows = rows_room.data();
+    for (int64_t k = 0; k < T * size; k++) rows[k] = get(states[k]);
+#pragma omp parallel num_threads(num_threads)
+    {
+        const Range mine = part(num_out, WEIGHT_ROWS);
+        products(weight, size, mine.first, mine.last, rows, T, [&](int64_t n, int t, float total) {
+            put(result + t * num_out + n, total + (bias ? get(bias[n]) : 0.0f));
+        });
+    }
+}
+
+}  // namespace
+
+// `keys` and `values` are `H capacity D`, states `T d`. Nothing is checked here; the caller has.
+#define FOR_DTYPE(NAME, VALUE)                                                                                       \
+    extern "C" void attention_##NAME(const Attention* layer, const Rows* rows, void* keys, void* values,            \
+                                     int64_t capacity, const void* hidden, void* result, int num_threads) {         \
+        attention(*layer, *rows, static_cast<VALUE*>(keys), static_cast<VALUE*>(values), capacity,                   \
+                  static_cast<const VALUE*>(hidden), static_cast<VALUE*>(result), num_threads);                      \
+    }                                                                                                                \
+    extern "C" void feed_forward_##NAME(const FeedForward* layer, const void* hidden, void* result, int64_t num,     \
+                                        int num_threads) {                                                           \
+        feed_forward(*layer, static_cast<const VALUE*>(hidden), static_cast<VALUE*>(result), num, num_threads);      \
+    }                                                                                                                \
+    extern "C" void linear_##NAME(const void* states, const void* weight, const void* bias, void* result,           \
+                                  int64_t num, int64_t size, int64_t num_out, int num_threads) {                     \
+        linear(static_cast<const VALUE*>(states), static_cast<const VALUE*>(weight),                                 \
+               static_cast<const VALUE*>(bias), static_cast<VALUE*>(result), num, size, num_out, num_threads);       \
+    }
+
+FOR_DTYPE(float32, float)
+FOR_DTYPE(bfloat16, BFloat16)
