@@ -12,7 +12,6 @@ from torch.nn.functional import scaled_dot_product_attention, softmax
 
 from clasp_core.kv_cache import KVCache
 
-
 T = TypeVar("T")
 
 

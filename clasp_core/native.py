@@ -106,13 +106,17 @@ def _compile(command: list[str], path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, made = tempfile.mkstemp(dir=path.parent, suffix=".so")
     except OSError as error:
-        raise UserError(f"cannot write {path.parent} ({error.strerror}); set XDG_CACHE_HOME or use engine=eager") from None
+        raise UserError(
+            f"cannot write {path.parent} ({error.strerror}); set XDG_CACHE_HOME or use engine=eager"
+        ) from None
     os.close(handle)
     try:
         done = subprocess.run([*command, "-o", made], capture_output=True, text=True)
         if done.returncode != 0:
             first = next(iter(done.stderr.strip().splitlines()), f"exit {done.returncode}")
-            raise UserError(f"{command[0]} cannot compile {SOURCE.name}: {first}; name another one in CXX or use engine=eager")
+            raise UserError(
+                f"{command[0]} cannot compile {SOURCE.name}: {first}; name another one in CXX or use engine=eager"
+            )
         os.replace(made, path)
     finally:
         Path(made).unlink(missing_ok=True)

@@ -23,7 +23,7 @@ from clasp_core.sampling import check_finite
 from clasp_core.skip import LayerSkip
 
 Engine = Literal["eager", "compiled"]
-"""Hugging Face's modules one by one, or fused and (on a CPU) by compiled kernels: the same numbers up to rounding, faster."""
+"""Hugging Face's modules one by one, or fused and (on a CPU) by compiled kernels: the same up to rounding, faster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,9 +216,7 @@ def forward(
     return Forward(target.head(hidden[rows]), tuple(states) if keep_hidden else None)
 
 
-def _with_head_start(
-    target: TargetModel, tokens: Tensor, span: Span, cache: KVCache, head_start: HeadStart
-) -> Tensor:
+def _with_head_start(target: TargetModel, tokens: Tensor, span: Span, cache: KVCache, head_start: HeadStart) -> Tensor:
     """States `T d` after the last layer; only the uncovered last rows pass the first layers."""
     num_known = len(head_start.hidden)
     hidden = target.embed(tokens[num_known:])

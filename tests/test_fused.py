@@ -124,7 +124,7 @@ def test_a_missing_compiler_is_one_line_with_the_way_out(monkeypatch: pytest.Mon
 def test_a_failing_compiler_is_one_line_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CXX", "false")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with pytest.raises(UserError, match="false cannot compile kernels.cpp: exit 1; .* use engine=eager"):
+    with pytest.raises(UserError, match=r"false cannot compile kernels\.cpp: exit 1; .* use engine=eager"):
         make_target(engine="compiled")
     assert not list(tmp_path.rglob("*.so"))
 
