@@ -22,7 +22,7 @@ def draw(runs: Sequence[Run]) -> Plot | None:
     bench = beside(runs)
     if bench is None:
         return None
-    data = [
+    data: list[dict[str, Any]] = [
         {"model": s.model, "dtype": s.dtype, "engine": s.engine, "context": s.context, "width": width, "v": v}
         for s, cases in bench.cases.items()
         for width, v in by_width(cases).items()
