@@ -51,12 +51,7 @@ clean:
 EXPERIMENTS := table1 fig3a fig3b fig4a fig4b fig4c fig5
 
 figures: setup  ## every figure, table and notebook again, from the rows below results/
-	mkdir -p results/tables
-	$(RUN) -m clasp_core.report figures results
-	for table in table1 ladder losslessness; do \
-	    $(RUN) -m clasp_core.report $$table results --format markdown --out results/tables/$$table.md || exit 1; \
-	done
-	$(VENV)/bin/jupyter execute --inplace notebooks/*.ipynb
+	$(RUN) -m clasp_core.report regenerate results
 
 experiments: setup  ## the laptop versions of all experiments, under an hour on two cores; then `make figures`
 	for experiment in $(EXPERIMENTS); do $(RUN) run.py experiment=laptop/$$experiment || exit 1; done

@@ -34,6 +34,7 @@ from clasp_core.decoding import Generation
 from clasp_core.drafting import Described, SearchedOffline
 from clasp_core.errors import UserError
 from clasp_core.metrics import mismatches
+from clasp_core.probe import bandwidth_bytes_per_s
 from clasp_core.progress import Bar, Together
 from clasp_core.prompting import Prompter
 from clasp_core.records import Manifest, Question, TurnRecord
@@ -207,7 +208,9 @@ def measure(
     clock = device.DeviceClock(model.target.devices, model.target.device)
     runner = Runner(model.target, prompter, plan, clock, device.energy_meter(model.target.devices))
     notes = [*manifest.notes, *runner.check()]
-    manifest = replace(manifest, offline_search_s=offline_search_s(plan.methods), notes=notes)
+    conditions = {**manifest.conditions, "bandwidth_bytes_per_s": bandwidth_bytes_per_s(model.target, clock)}
+    offline_s = offline_search_s(plan.methods)
+    manifest = replace(manifest, offline_search_s=offline_s, notes=notes, conditions=conditions)
     manifest = with_described(manifest, plan.methods, not_in_hash(config))
     planned = {slot.key(name) for stream in runner.slots() for slot in stream for name in plan.methods}
     store, manifest, rows = open_store(manifest, config, planned)

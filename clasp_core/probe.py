@@ -7,51 +7,30 @@ turn, and of those the median.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from clasp_core.attention import Span
 from clasp_core.clasp import select_layers
-from clasp_core.device import Clock
+from clasp_core.device import Clock, free_memory
 from clasp_core.kv_cache import KVCache
 from clasp_core.sampling import greedy_tokens
 from clasp_core.skip import LayerSkip
 from clasp_core.target import TargetModel, forward
-
-STEP, READ = "ar_step", "read"
-"""The cases that the others are divided by: one token by the whole model, and reading a large buffer once."""
+from clasp_core.timings import READ, STEP, Timing
 
 BUFFER_BYTES = 512 * 2**20
 """Far more than a processor's cache that one guest of a shared machine can hold on to."""
 
 
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """One case: its seconds turn by turn, and the bytes that a pass must read (None: not counted)."""
+CACHED_BYTES = 64 * 2**20
+"""A model of fewer bytes may stay in the processor's cache, and what memory gives says nothing about it."""
 
-    case: str
-    context: int
-    seconds: tuple[float, ...]
-    num_bytes: int | None
-
-    def over(self, other: Timing) -> float:
-        """Median over the turns of this case's time by another's."""
-        return median(mine / theirs for mine, theirs in zip(self.seconds, other.seconds, strict=True))
-
-    def share_of(self, read: Timing) -> float | None:
-        """Bytes per second of this case over those of plain reading: 1 is the machine's limit."""
-        if self.num_bytes is None or read.num_bytes is None:
-            return None
-        return self.num_bytes / read.num_bytes / self.over(read)
-
-    def to_json(self) -> dict[str, Any]:
-        """A row of a probe file."""
-        return asdict(self)
-
+NUM_READS = 5
+"""Readings of the buffer whose median is a run's bandwidth; about half a second on two cores."""
 
 Case = tuple[Callable[[], object], int | None]
 
@@ -78,6 +57,27 @@ def reading(device: torch.device) -> dict[str, Case]:
     """Reading a buffer once: what memory gives, to a sum over float32."""
     buffer = torch.ones(BUFFER_BYTES // 4, device=device)
     return {READ: (buffer.sum, BUFFER_BYTES)}
+
+
+def bandwidth_bytes_per_s(target: TargetModel, clock: Clock) -> float | None:
+    """Bytes per second that the memory of the target's device gives now; a run's regime is named by it.
+
+    Unknown for a model that fits into a processor's cache, and where there is no room for the buffer. Draws nothing.
+    """
+    if _token_bytes(target) < CACHED_BYTES:
+        return None
+    try:
+        read = time_cases(reading(target.device), clock, context=0, num_turns=NUM_READS)[READ]
+    except RuntimeError:  # torch's errors of a full memory, on a CPU too; a probe must not cost the run
+        return None
+    finally:
+        free_memory()
+    return BUFFER_BYTES / median(read.seconds)
+
+
+def _token_bytes(target: TargetModel) -> int:
+    read = target.read_bytes()
+    return int(sum(read["attn"]) + sum(read["mlp"]) + read["head"])
 
 
 @dataclass(frozen=True, slots=True)

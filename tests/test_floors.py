@@ -24,6 +24,7 @@ CORE = {
         "metrics",
         "positions",
         "costs",
+        "timings",
         "store",
         "provenance",
         "tasks",

@@ -8,9 +8,22 @@ from collections.abc import Sequence
 from types import ModuleType
 
 from clasp_core.errors import UserError
-from clasp_core.report import check, compare, figures, html, ladders, losslessness, table1, workspace
+from clasp_core.report import (
+    check,
+    compare,
+    figures,
+    html,
+    ladders,
+    losslessness,
+    probe,
+    regenerate,
+    table1,
+    workspace,
+)
 
-COMMANDS: tuple[ModuleType, ...] = (table1, check, ladders, losslessness, compare, figures, html, workspace)
+COMMANDS: tuple[ModuleType, ...] = (
+    table1, check, ladders, losslessness, compare, probe, figures, html, workspace, regenerate,
+)  # fmt: skip
 """Modules with `add_to(commands)`: one argparse sub-command each, whose `call` takes the parsed arguments."""
 
 

@@ -18,8 +18,8 @@ from clasp_core.device import free_memory
 from clasp_core.drafting import NoDraft
 from clasp_core.errors import UserError
 from clasp_core.metrics import grades, ladder, pairs, shares
-from clasp_core.probe import READ, STEP, Timing
 from clasp_core.runner import Method
+from clasp_core.timings import READ, STEP, Timing
 from tests.acceptance.bench import load, measure, sample
 from tests.acceptance.speed import probe, store
 

@@ -17,8 +17,9 @@ from clasp_core import provenance
 from clasp_core.checkpoint import LoadedModel
 from clasp_core.device import DeviceClock
 from clasp_core.metrics import grades, ladder, paired_total, pairs, shares
-from clasp_core.probe import READ, STEP, Case, Scene, Timing, cases_of, time_cases
+from clasp_core.probe import Case, Scene, cases_of, time_cases
 from clasp_core.prompting import Prompter
+from clasp_core.timings import READ, STEP, Timing
 from tests.acceptance.baselines import build
 from tests.acceptance.bench import ROOT, Point, load, measure, over_generate, sample, spec_bench
 
