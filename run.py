@@ -33,7 +33,7 @@ from clasp_core.checkpoint import LoadedModel
 from clasp_core.decoding import Generation
 from clasp_core.drafting import Described, SearchedOffline
 from clasp_core.errors import UserError
-from clasp_core.metrics import mismatches
+from clasp_core.metrics.grading import mismatches
 from clasp_core.progress import Bar, Together
 from clasp_core.prompting import Prompter
 from clasp_core.records import Manifest, Question, TurnRecord

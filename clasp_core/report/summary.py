@@ -12,9 +12,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from clasp_core import costs, metrics
+from clasp_core import costs
 from clasp_core.errors import UserError
-from clasp_core.metrics import Interval, Pair, TurnKey
+from clasp_core.metrics import counting, grading, losses, pairing, speedups
+from clasp_core.metrics.pairing import Pair, TurnKey
+from clasp_core.metrics.speedups import Interval
 from clasp_core.records import TurnRecord
 
 SCHEMA = 1
@@ -92,24 +94,24 @@ class _Run:
 
     @property
     def compared(self) -> list[str]:
-        done = {row.method for row in metrics.finished(self.rows)}
+        done = {row.method for row in counting.finished(self.rows)}
         return [name for name in self.names if name in done]
 
     @property
     def common(self) -> set[TurnKey]:
-        return metrics.common_turns(self.rows, self.compared)
+        return pairing.common_turns(self.rows, self.compared)
 
     def used(self, name: str | None) -> list[TurnRecord]:
         common = self.common
-        return [row for row in metrics.finished(self.of(name)) if row.pair in common]
+        return [row for row in counting.finished(self.of(name)) if row.pair in common]
 
     def pairs(self, name: str) -> tuple[Pair, ...]:
         if self.reference in (None, name):
             return ()
-        return metrics.pairs(self.used(self.reference), self.used(name)).pairs
+        return pairing.pairs(self.used(self.reference), self.used(name)).pairs
 
     def failed(self, name: str) -> list[TurnRecord]:
-        done = {row.pair for row in metrics.finished(self.of(name))}
+        done = {row.pair for row in counting.finished(self.of(name))}
         return [row for row in self.of(name) if row.pair not in done]
 
 
@@ -121,29 +123,29 @@ def _cell(run: _Run, name: str, scope: str) -> Cell:
         "num_turns": len(used),
         "num_failed": len(failed),
         "num_missing": len(run.turns - {row.pair for row in run.of(name)}),
-        "num_repetitive": sum(metrics.tokens_repeated(row.output_ids or ()) for row in used),
+        "num_repetitive": sum(grading.tokens_repeated(row.output_ids or ()) for row in used),
         **_counting(used),
-        "shares": asdict(metrics.shares(used)),
+        "shares": asdict(counting.shares(used)),
         "energy_per_token_j": costs.energy_per_token_j(used),
         "peak_memory_bytes": costs.peak_memory_bytes(used),
-        "time_to_first_token_s": metrics.time_to_first_token(used),
-        "decode_tokens_per_s": metrics.decode_tokens_per_s(used),
-        "end_to_end_tokens_per_s": metrics.end_to_end_tokens_per_s(used),
+        "time_to_first_token_s": counting.time_to_first_token(used),
+        "decode_tokens_per_s": counting.decode_tokens_per_s(used),
+        "end_to_end_tokens_per_s": counting.end_to_end_tokens_per_s(used),
         **_comparison(run, name, scope),
     }
 
 
 def _counting(used: Sequence[TurnRecord]) -> Cell:
-    levels: tuple[metrics.Level, ...] = ("rounds", "questions", "tasks")
-    counts = metrics.count(used) if any(row.rounds is not None for row in used) else None
+    levels: tuple[counting.Level, ...] = ("rounds", "questions", "tasks")
+    counts = counting.count(used) if any(row.rounds is not None for row in used) else None
     return {
-        "num_tokens": metrics.num_tokens(used),
+        "num_tokens": counting.num_tokens(used),
         "num_rounds": counts and counts.num_rounds,
         "num_drafted": counts and counts.num_drafted,
         "num_accepted": counts and counts.num_accepted,
-        "mean_emitted_per_round": {level: metrics.mean_emitted_per_round(used, level) for level in levels},
-        "mean_accepted_per_round": {level: metrics.mean_accepted_per_round(used, level) for level in levels},
-        "acceptance_rate": {level: metrics.acceptance_rate(used, level) for level in levels},
+        "mean_emitted_per_round": {level: counting.mean_emitted_per_round(used, level) for level in levels},
+        "mean_accepted_per_round": {level: counting.mean_accepted_per_round(used, level) for level in levels},
+        "acceptance_rate": {level: counting.acceptance_rate(used, level) for level in levels},
     }
 
 
@@ -151,31 +153,31 @@ def _comparison(run: _Run, name: str, scope: str) -> Cell:
     """What a method's cell says against the reference; null in the reference's own cell."""
     found = run.pairs(name)
     against = run.reference is not None and name != run.reference
-    typical, total = metrics.typical(found, run.greedy), metrics.paired_total(found, run.greedy)
+    typical, total = speedups.typical(found, run.greedy), speedups.paired_total(found, run.greedy)
     estimates = {
         "paired_total": total,
-        "paired_decode": metrics.paired_decode(found, run.greedy),
-        "spec_bench": metrics.spec_bench(found),
-        "geometric": metrics.geometric(found),
-        "mean_of_ratios": metrics.mean_of_ratios(found),
+        "paired_decode": speedups.paired_decode(found, run.greedy),
+        "spec_bench": speedups.spec_bench(found),
+        "geometric": speedups.geometric(found),
+        "mean_of_ratios": speedups.mean_of_ratios(found),
     }
     if scope == OVERALL:
-        estimates["paper_overall"] = metrics.paper_overall(found)
+        estimates["paper_overall"] = speedups.paper_overall(found)
     return {
         "speedup": {label: asdict(interval) if interval else None for label, interval in estimates.items()},
         "typical": typical,
-        "disturbed": metrics.disturbed(typical, total),
-        "slow_share": metrics.slow_share(found),
+        "disturbed": speedups.disturbed(typical, total),
+        "slow_share": speedups.slow_share(found),
         "num_equal_turns": sum(pair.equal for pair in found) if against else None,
-        "length_ratio": metrics.length_ratio(found),
-        "grade": asdict(metrics.grades(run.of(run.reference), run.of(name), run.greedy)) if against else None,
+        "length_ratio": grading.length_ratio(found),
+        "grade": asdict(grading.grades(run.of(run.reference), run.of(name), run.greedy)) if against else None,
     }
 
 
 def _ladder(run: _Run, name: str, read_bytes: Mapping[str, Any] | None) -> Cell | None:
     """The ladder of one scope; the bytes of a draft step are those of its own rows, since skip sets change."""
-    c_bytes = metrics.c_bytes(run.of(name), read_bytes) if read_bytes else None
-    found = metrics.ladder(run.pairs(name), run.greedy, c_bytes)
+    c_bytes = losses.c_bytes(run.of(name), read_bytes) if read_bytes else None
+    found = losses.ladder(run.pairs(name), run.greedy, c_bytes)
     if found is None:
         return None
     derived = {"efficiency": found.efficiency, "predicted": found.predicted, "host_loss": found.host_loss}
@@ -187,8 +189,8 @@ def _offline(run: _Run, name: str, seconds: float) -> Cell:
     found = run.pairs(name)
     return {
         "seconds": seconds,
-        "paired_total_with_search": metrics.paired_total_with_search(found, run.greedy, seconds),
-        "tokens_to_break_even": metrics.tokens_to_break_even(found, run.greedy, seconds),
+        "paired_total_with_search": speedups.paired_total_with_search(found, run.greedy, seconds),
+        "tokens_to_break_even": speedups.tokens_to_break_even(found, run.greedy, seconds),
     }
 
 
@@ -239,7 +241,7 @@ def _notes_on_rows(run: _Run, name: str, tasks: Sequence[str]) -> list[Note]:
         notes.append(_note("failed_turns", name, text))
     if num_missing := len(run.turns - {row.pair for row in run.of(name)}):
         notes.append(_note("missing_turns", name, f"{name} has no row for {num_missing} of {num_turns} turns"))
-    if num_repetitive := sum(metrics.tokens_repeated(row.output_ids or ()) for row in run.used(name)):
+    if num_repetitive := sum(grading.tokens_repeated(row.output_ids or ()) for row in run.used(name)):
         answers = f"{num_repetitive} of {len(run.used(name))} answers"
         text = f"{name} repeats one 4-gram over and over in {answers}; such text is easy to draft"
         notes.append(_note("repetition", name, text))
@@ -289,7 +291,7 @@ def _notes_on_disturbance(name: str, cells: Mapping[str, Cell], tasks: Sequence[
         return [_note("disturbed", name, text)] if where else []
     total, decode = overall["speedup"]["paired_total"], overall["speedup"]["paired_decode"]
     text = f"{name}: disturbed run: typical {overall['typical']:.2f}, paired_total {total['value']:.2f}"
-    if decode and not metrics.disturbed(overall["typical"], Interval(**decode)):
+    if decode and not speedups.disturbed(overall["typical"], Interval(**decode)):
         prefill = overall["shares"]["prefill"]
         text += f"; paired_decode is {decode['value']:.2f}, so prefill ({prefill:.0%} of its time) and no slow spell"
     return [_note("disturbed", name, text)]
