@@ -33,12 +33,13 @@ from clasp_core.checkpoint import LoadedModel
 from clasp_core.decoding import Generation
 from clasp_core.drafting import Described, SearchedOffline
 from clasp_core.errors import UserError
-from clasp_core.metrics import mismatches
+from clasp_core.metrics.grading import mismatches
 from clasp_core.probe import bandwidth_bytes_per_s
 from clasp_core.progress import Bar, Together
 from clasp_core.prompting import Prompter
 from clasp_core.records import Manifest, Question, TurnRecord
-from clasp_core.report.summary import render, summarise
+from clasp_core.report.printing import render
+from clasp_core.report.summary import summarise
 from clasp_core.runner import Method, Plan, Runner
 from clasp_core.sampling import Sampling
 from clasp_core.settings import check_choices, check_settings

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal, TypeAlias
 
-from clasp_core.metrics import finished, num_tokens
+from clasp_core.metrics.counting import finished, num_tokens
 from clasp_core.records import TurnRecord
 
 RegimeWord: TypeAlias = Literal["launch-bound", "bandwidth-bound", "compute-bound verification", "unknown"]

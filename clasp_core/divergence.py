@@ -9,7 +9,7 @@ from types import MappingProxyType
 import torch
 
 from clasp_core.attention import Span
-from clasp_core.metrics import first_divergence
+from clasp_core.metrics.grading import first_divergence
 from clasp_core.target import TargetModel, forward
 
 TIE_ULPS = MappingProxyType({torch.float64: 64, torch.float32: 64})

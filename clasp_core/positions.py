@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from clasp_core.metrics import finished
+from clasp_core.metrics.counting import finished
 from clasp_core.records import RoundTrace, TurnRecord
 
 

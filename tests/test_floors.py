@@ -22,6 +22,7 @@ CORE = {
         "settings",
         "records",
         "metrics",
+        *(f"metrics.{name}" for name in ("counting", "pairing", "speedups", "losses", "grading")),
         "positions",
         "costs",
         "timings",

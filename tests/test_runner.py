@@ -17,12 +17,12 @@ from baselines.random_skip import random_skip
 from baselines.self_sd import Adaptation, self_sd
 from baselines.swift import swift
 from baselines.swift_search import SearchRule
-from clasp_core import metrics
 from clasp_core.clasp import Reading, clasp
 from clasp_core.decoding import Generation, decode
 from clasp_core.device import DeviceClock
 from clasp_core.drafting import NoDraft
 from clasp_core.errors import NonFiniteLogits, UserError
+from clasp_core.metrics import grading
 from clasp_core.prompting import Prompter
 from clasp_core.records import Question, TurnRecord
 from clasp_core.runner import Plan, Runner
@@ -359,7 +359,7 @@ def test_a_second_turn_behind_another_history_is_compared_with_nothing(model):
     reference = [row for row in rows if row.method == "ar"]
     assert reference[1].prompt_sha256 != second.prompt_sha256
     assert reference[1].output_ids != second.output_ids
-    assert metrics.grades([reference[1]], [second], True).worst == "missing"
+    assert grading.grades([reference[1]], [second], True).worst == "missing"
 
 
 def test_a_reference_that_answers_after_a_resume_only_shows_where_earlier_rows_part_from_it(model):

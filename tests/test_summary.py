@@ -12,7 +12,8 @@ from rich.console import Console
 from test_metrics import ar, failed, row, spell, trace
 
 from clasp_core.errors import UserError
-from clasp_core.report.summary import OVERALL, render, summarise
+from clasp_core.report.printing import render
+from clasp_core.report.summary import OVERALL, summarise
 
 READ_BYTES = {"attn": [271, 271], "mlp": [0, 0], "head": 458}
 """Without both attentions, 0.458 of the bytes are read."""
@@ -239,7 +240,7 @@ def test_brackets_are_printed_and_not_read_as_markup():
 
 
 def test_the_summary_needs_no_torch():
-    code = "import sys, clasp_core.report.summary; sys.exit('torch' in sys.modules)"
+    code = "import sys, clasp_core.report.printing; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[1], check=False).returncode == 0
 
 

@@ -19,7 +19,8 @@ import wandb
 
 import run as entry
 from clasp_core.errors import UserError
-from clasp_core.metrics import paired_total, pairs
+from clasp_core.metrics.pairing import pairs
+from clasp_core.metrics.speedups import paired_total
 from clasp_core.progress import Together
 from clasp_core.records import TurnRecord
 from clasp_core.report.values import Running

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
-from clasp_core import costs, metrics
+from clasp_core import costs
+from clasp_core.metrics import counting, speedups
 from clasp_core.report.paper import QUESTIONS
 from clasp_core.report.runs import Run
 from clasp_core.report.summary import OVERALL
@@ -35,10 +36,10 @@ class Measured:
         """Questions in a task's figures, or in all; 0 where nothing was run."""
         return int(self._cell(task).get("num_questions", 0))
 
-    def speedup(self, task: str, estimator: str) -> metrics.Interval | None:
+    def speedup(self, task: str, estimator: str) -> speedups.Interval | None:
         """The speed-up over the reference by one of `ESTIMATORS`."""
         found = self._cell(task).get("speedup", {}).get(_named(estimator, task))
-        return metrics.Interval(**found) if found else None
+        return speedups.Interval(**found) if found else None
 
     def per_round(self, task: str, quantity: str, level: str) -> float | None:
         """`mean_accepted_per_round` (tau) or `mean_emitted_per_round` (MAT) at a level."""
@@ -105,7 +106,7 @@ def on_the_papers_questions(run: Run) -> bool:
 
 
 def _weight(method: str, run: Run) -> tuple[bool, bool, int, str]:
-    questions = {(row.task, row.question_id) for row in metrics.finished(run.of(method))}
+    questions = {(row.task, row.question_id) for row in counting.finished(run.of(method))}
     return (run.reference is not None, on_the_papers_questions(run), len(questions), run.manifest.start)
 
 

@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 
 import pandas as pd
 
-from clasp_core import metrics
-from clasp_core.metrics import Interval
+from clasp_core.metrics import pairing, speedups
+from clasp_core.metrics.speedups import Interval
 from clasp_core.report import paper
 from clasp_core.report.cells import Line, Measured, measured, on_the_papers_questions, used_runs
 from clasp_core.report.runs import Run, add_paths, chosen
@@ -151,8 +151,8 @@ def _ratio(first: Measured | None, second: Measured | None, task: str) -> Interv
         return None
     rows = [row for row in first.run.rows if task in (OVERALL, row.task)]
     sides = [[row for row in rows if row.method == each.method] for each in (second, first)]
-    pairs = metrics.pairs(*sides).pairs
-    return metrics.paper_overall(pairs) if task == OVERALL else metrics.spec_bench(pairs)
+    pairs = pairing.pairs(*sides).pairs
+    return speedups.paper_overall(pairs) if task == OVERALL else speedups.spec_bench(pairs)
 
 
 def _verdict(theirs: float, found: Interval | None, pair: tuple[Measured | None, Measured | None]) -> str:

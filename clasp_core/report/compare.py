@@ -9,9 +9,9 @@ from typing import Any, TypeAlias
 
 import pandas as pd
 
-from clasp_core import metrics
 from clasp_core.errors import UserError
-from clasp_core.metrics import Pair
+from clasp_core.metrics import counting, pairing, speedups
+from clasp_core.metrics.pairing import Pair
 from clasp_core.provenance import differing, value_at
 from clasp_core.report.runs import Run, load
 from clasp_core.report.summary import OVERALL
@@ -118,7 +118,7 @@ class Shared:
 
 
 def _pairs(a: Run, b: Run, method: str) -> Shared:
-    found = metrics.pairs(a.of(method), b.of(method))
+    found = pairing.pairs(a.of(method), b.of(method))
     same = tuple(pair for pair in found.pairs if pair.reference.prompt_sha256 == pair.method.prompt_sha256)
     return Shared(same, len(found.pairs) - len(same), len(found.missing), len(found.extra))
 
@@ -128,7 +128,7 @@ def _pairs(a: Run, b: Run, method: str) -> Shared:
 
 def _datum(method: str, scope: str, same: Shared, greedy: bool, stamp: str) -> Datum:
     pairs = [pair for pair in same.pairs if scope in (OVERALL, pair.method.task)]
-    total, decode = metrics.paired_total(pairs, greedy), metrics.paired_decode(pairs, greedy)
+    total, decode = speedups.paired_total(pairs, greedy), speedups.paired_decode(pairs, greedy)
     a_rows, b_rows = [pair.reference for pair in pairs], [pair.method for pair in pairs]
     return {
         "method": method,
@@ -138,10 +138,10 @@ def _datum(method: str, scope: str, same: Shared, greedy: bool, stamp: str) -> D
         "n_equal_turns": sum(pair.equal for pair in pairs),
         **{f"total_{key}": value for key, value in _ends(total).items()},
         **{f"decode_{key}": value for key, value in _ends(decode).items()},
-        "a_mean_emitted_per_round": metrics.mean_emitted_per_round(a_rows, "rounds"),
-        "b_mean_emitted_per_round": metrics.mean_emitted_per_round(b_rows, "rounds"),
-        "a_acceptance_rate": metrics.acceptance_rate(a_rows, "rounds"),
-        "b_acceptance_rate": metrics.acceptance_rate(b_rows, "rounds"),
+        "a_mean_emitted_per_round": counting.mean_emitted_per_round(a_rows, "rounds"),
+        "b_mean_emitted_per_round": counting.mean_emitted_per_round(b_rows, "rounds"),
+        "a_acceptance_rate": counting.acceptance_rate(a_rows, "rounds"),
+        "b_acceptance_rate": counting.acceptance_rate(b_rows, "rounds"),
         "forced_across": stamp or None,
     }
 
@@ -154,7 +154,7 @@ def _relate(data: Sequence[Datum], reference: str | None) -> None:
         datum["total_over_reference"] = total / unit if total and unit else None
 
 
-def _ends(found: metrics.Interval | None) -> dict[str, float | None]:
+def _ends(found: speedups.Interval | None) -> dict[str, float | None]:
     return {key: getattr(found, key) if found else None for key in ("value", "low", "high")}
 
 

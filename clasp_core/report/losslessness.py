@@ -8,15 +8,15 @@ from typing import Any, TypeAlias, get_args
 
 import pandas as pd
 
-from clasp_core import metrics
 from clasp_core.errors import UserError
+from clasp_core.metrics import grading
 from clasp_core.records import TurnRecord
 from clasp_core.report.runs import Run, add_paths, chosen
 from clasp_core.report.tabulate import Published, add_output, provenance, publish
 
 Datum: TypeAlias = dict[str, Any]
 
-GRADES: tuple[metrics.Grade, ...] = get_args(metrics.Grade)
+GRADES: tuple[grading.Grade, ...] = get_args(grading.Grade)
 
 
 def add_to(commands: Any) -> None:
@@ -63,7 +63,7 @@ def _counts(runs: Sequence[Run], origin: str, skipped: tuple[str, ...]) -> Publi
 
 
 def _count(run: Run, method: str) -> Datum:
-    found = metrics.grades(run.of(run.reference), run.of(method), run.greedy)
+    found = grading.grades(run.of(run.reference), run.of(method), run.greedy)
     return {
         **run.named(method),
         "dtype": run.manifest.model.get("dtype", "unknown"),
@@ -100,13 +100,13 @@ def _not_exact(run: Run, method: str) -> list[Datum]:
     found = []
     for turn in dict.fromkeys((*reference, *mine)):
         pair = reference.get(turn), mine.get(turn)
-        grade = metrics.grade_turn(*pair, run.greedy)
+        grade = grading.grade_turn(*pair, run.greedy)
         if grade not in ("exact", "sampled"):
             found.append({**run.named(method), **_turn(*pair, grade)})
     return found
 
 
-def _turn(reference: TurnRecord | None, mine: TurnRecord | None, grade: metrics.Grade) -> Datum:
+def _turn(reference: TurnRecord | None, mine: TurnRecord | None, grade: grading.Grade) -> Datum:
     known = mine or reference
     assert known is not None
     return {

@@ -24,24 +24,33 @@ def execute(path: Path, results: Path) -> bool:
         import nbformat
         from nbclient import NotebookClient
         from nbclient.exceptions import CellExecutionError
+        from traitlets.config import Config
     except ImportError as error:
         raise UserError(f"{error.name} is not installed; pip install -e '.[dev]' brings what notebooks need") from error
     try:
         before = path.read_text(encoding="utf-8")
         notebook = nbformat.reads(before, as_version=4)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} is no notebook ({type(error).__name__}: {error}); restore it") from error
+    except (OSError, ValueError, nbformat.ValidationError) as error:
+        why = str(error).partition("\n")[0]
+        raise UserError(f"{path} is no notebook ({type(error).__name__}: {why}); restore it") from error
     about = dict(notebook.metadata)
-    client = NotebookClient(notebook, timeout=TIMEOUT_S, record_timing=False, resources=_in(ROOT))
+    client = NotebookClient(
+        notebook,
+        timeout=TIMEOUT_S,
+        record_timing=False,
+        resources=_in(ROOT),
+        config=Config(KernelManager={"transport": "ipc"}),
+    )
     try:
         client.execute(env={**os.environ, "CLASP_RESULTS": str(results.resolve())})
     except CellExecutionError as error:
         raise UserError(f"{path} failed: {error.ename}: {error.evalue}; the file is as before") from error
     notebook.metadata = nbformat.from_dict(about)
-    after = nbformat.writes(notebook) + "\n"
-    if changed := after != before:
-        write(path, after)
-    return changed
+    after = f"{nbformat.writes(notebook)}\n"
+    if after == before:
+        return False
+    write(path, after)
+    return True
 
 
 def _in(folder: Path) -> Mapping[str, Any]:

@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from clasp_core import metrics
+from clasp_core.metrics import counting, grading, pairing, speedups
 from clasp_core.positions import acceptance_by_position
 from clasp_core.records import Manifest, RoundTrace, TurnRecord
 from clasp_core.report.runs import Run
@@ -82,7 +82,7 @@ def _positions(rows: Iterable[TurnRecord], method: str) -> list[Record] | None:
 def _skip_map(rows: Iterable[TurnRecord], method: str) -> Record | None:
     """For each layer, the share of draft steps that left its attention and its MLP out; null without skip sets."""
     steps: Counter[str] = Counter()
-    for row in metrics.finished(rows):
+    for row in counting.finished(rows):
         if row.method == method and row.rounds is not None:
             for code, num_steps in zip(row.rounds.skip, row.rounds.num_draft_steps, strict=True):
                 if code is not None:
@@ -119,12 +119,12 @@ def _question_cell(run: Run, name: str, methods: Mapping[str, Sequence[TurnRecor
     own = methods[name]
     speedup = None
     if run.reference is not None and name != run.reference:
-        found = metrics.pairs(methods[run.reference], own).pairs
-        interval = metrics.paired_total(found, run.greedy)
+        found = pairing.pairs(methods[run.reference], own).pairs
+        interval = speedups.paired_total(found, run.greedy)
         speedup = interval.value if interval else None
     return {
         "speedup": speedup,
-        "tokens_per_s": metrics.end_to_end_tokens_per_s(own),
+        "tokens_per_s": counting.end_to_end_tokens_per_s(own),
     }
 
 
@@ -140,10 +140,10 @@ def _answer(run: Run, row: TurnRecord, reference: TurnRecord | None) -> Record:
         "num_prompt_tokens": row.num_prompt_tokens,
         "prefill_s": row.prefill_s,
         "decode_s": row.decode_s,
-        "grade": metrics.grade_turn(reference, row, run.greedy) if against else None,
+        "grade": grading.grade_turn(reference, row, run.greedy) if against else None,
         "first_divergence": row.first_divergence,
-        "tokens_per_s": metrics.end_to_end_tokens_per_s([row]),
-        "emitted_per_round": metrics.mean_emitted_per_round([row], "rounds"),
+        "tokens_per_s": counting.end_to_end_tokens_per_s([row]),
+        "emitted_per_round": counting.mean_emitted_per_round([row], "rounds"),
     }
     return {**known, "rounds": None if row.rounds is None else compact(row.rounds)}
 

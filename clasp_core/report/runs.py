@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from clasp_core import metrics
 from clasp_core.errors import UserError
+from clasp_core.metrics import counting, losses, pairing
 from clasp_core.provenance import machine_slug
 from clasp_core.records import Manifest, TurnRecord
 from clasp_core.report.summary import summarise
@@ -78,14 +78,14 @@ class Run:
 
     def used(self, method: str | None, task: str | None = None) -> list[TurnRecord]:
         """The method's finished rows of one task or all, on the turns that every method with an answer finished."""
-        rows = [row for row in metrics.finished(self.rows) if task in (None, row.task)]
-        common = metrics.common_turns(rows, {row.method for row in rows})
+        rows = [row for row in counting.finished(self.rows) if task in (None, row.task)]
+        common = pairing.common_turns(rows, {row.method for row in rows})
         return [row for row in rows if row.method == method and row.pair in common]
 
     def c_bytes(self, method: str) -> float | None:
         """Bytes of a draft step over bytes of a target token; unknown where the manifest does not say."""
         read_bytes = self.manifest.model.get("read_bytes")
-        return metrics.c_bytes(self.of(method), read_bytes) if read_bytes else None
+        return losses.c_bytes(self.of(method), read_bytes) if read_bytes else None
 
     @property
     def question_files(self) -> list[str]:

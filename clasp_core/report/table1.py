@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from clasp_core.metrics import Interval
+from clasp_core.metrics.speedups import Interval
 from clasp_core.report import paper
 from clasp_core.report.cells import ESTIMATORS, Line, Measured, measured, on_the_papers_questions, regime_of, used_runs
 from clasp_core.report.runs import Run, add_paths, chosen

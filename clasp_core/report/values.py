@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
-from clasp_core import metrics
+from clasp_core.metrics import counting, grading, pairing
 from clasp_core.records import Manifest, TurnRecord
 from clasp_core.report.summary import OVERALL
 
@@ -45,14 +45,14 @@ class _Sums:
     total_s: float = 0.0
 
     def add(self, row: TurnRecord, reference: TurnRecord | None, greedy: bool) -> None:
-        counts = metrics.count([row])
+        counts = counting.count([row])
         self.num_drafted += counts.num_drafted
         self.num_accepted += counts.num_accepted
         self.num_emitted += counts.num_emitted
         self.num_rounds += counts.num_rounds
         if reference is None or not reference.total_s or not row.total_s:
             return
-        if metrics.Pair(reference, row).equal or not greedy:
+        if pairing.Pair(reference, row).equal or not greedy:
             self.reference_tokens += len(reference.output_ids or ())
             self.reference_s += reference.total_s
             self.tokens += len(row.output_ids or ())
@@ -77,7 +77,7 @@ class Running:
 
     def add(self, rows: Sequence[TurnRecord]) -> dict[str, Any]:
         """The values of one history step; unknown ones are null."""
-        done = metrics.finished(rows)
+        done = counting.finished(rows)
         self._references |= {row.pair: row for row in done if row.method == self._reference}
         self._num_failed += len(rows) - len(done)
         values: dict[str, Any] = {"running/num_failed": self._num_failed}
@@ -101,17 +101,17 @@ class Running:
 
 def turns(rows: Sequence[TurnRecord], reference: str | None, greedy: bool) -> Columns:
     """One line per row; `grade` is null for the reference and without one."""
-    answers = {row.pair: row for row in metrics.finished(rows) if row.method == reference}
+    answers = {row.pair: row for row in counting.finished(rows) if row.method == reference}
     lines = []
     for row in rows:
         graded = reference is not None and row.method != reference
-        values = _turn(row) | {"grade": metrics.grade_turn(answers.get(row.pair), row, greedy) if graded else None}
+        values = _turn(row) | {"grade": grading.grade_turn(answers.get(row.pair), row, greedy) if graded else None}
         lines.append([values[name] for name in TURN])
     return list(TURN), lines
 
 
 def _turn(row: TurnRecord) -> dict[str, Any]:
-    counts = metrics.count([row]) if row.rounds is not None else None
+    counts = counting.count([row]) if row.rounds is not None else None
     derived = {
         "tokens_per_s": _ratio(row.num_new_tokens or 0, row.total_s or 0.0),
         "num_rounds": counts and counts.num_rounds,

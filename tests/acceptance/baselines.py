@@ -10,7 +10,11 @@ from hydra.utils import instantiate
 import run as entry
 from clasp_core.drafting import NoDraft
 from clasp_core.kv_cache import KVCache
-from clasp_core.metrics import count, grades, ladder, paired_total, pairs, shares
+from clasp_core.metrics.counting import count, shares
+from clasp_core.metrics.grading import grades
+from clasp_core.metrics.losses import ladder
+from clasp_core.metrics.pairing import pairs
+from clasp_core.metrics.speedups import paired_total
 from clasp_core.runner import Method
 from clasp_core.target import TargetModel
 from tests.acceptance.bench import ROOT, Point, load, measure, sample

@@ -13,7 +13,9 @@ from clasp_core.attention import Span
 from clasp_core.clasp import clasp, select_layers
 from clasp_core.divergence import divergence
 from clasp_core.drafting import NoDraft
-from clasp_core.metrics import ladder, paired_total, pairs
+from clasp_core.metrics.losses import ladder
+from clasp_core.metrics.pairing import pairs
+from clasp_core.metrics.speedups import paired_total
 from clasp_core.prompting import Prompter
 from clasp_core.records import TurnRecord
 from clasp_core.runner import Method

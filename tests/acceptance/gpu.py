@@ -17,7 +17,10 @@ from clasp_core.clasp import clasp
 from clasp_core.device import free_memory
 from clasp_core.drafting import NoDraft
 from clasp_core.errors import UserError
-from clasp_core.metrics import grades, ladder, pairs, shares
+from clasp_core.metrics.counting import shares
+from clasp_core.metrics.grading import grades
+from clasp_core.metrics.losses import ladder
+from clasp_core.metrics.pairing import pairs
 from clasp_core.runner import Method
 from clasp_core.timings import READ, STEP, Timing
 from tests.acceptance.bench import load, measure, sample

@@ -16,7 +16,11 @@ from typing import Any
 from clasp_core import provenance
 from clasp_core.checkpoint import LoadedModel
 from clasp_core.device import DeviceClock
-from clasp_core.metrics import grades, ladder, paired_total, pairs, shares
+from clasp_core.metrics.counting import shares
+from clasp_core.metrics.grading import grades
+from clasp_core.metrics.losses import ladder
+from clasp_core.metrics.pairing import pairs
+from clasp_core.metrics.speedups import paired_total
 from clasp_core.probe import Case, Scene, cases_of, time_cases
 from clasp_core.prompting import Prompter
 from clasp_core.timings import READ, STEP, Timing

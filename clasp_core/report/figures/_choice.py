@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from clasp_core import metrics
-from clasp_core.metrics import Pair
+from clasp_core.metrics import pairing
+from clasp_core.metrics.pairing import Pair
 from clasp_core.report.runs import Run
 from clasp_core.store import read_analysis
 
@@ -30,7 +30,7 @@ def main_run(runs: Sequence[Run]) -> Run | None:
 
 def pairs(run: Run, method: str, task: str | None = None) -> list[Pair]:
     """A method's pairs with the reference on the turns that every method finished, of one task or all."""
-    return list(metrics.pairs(run.used(run.reference, task), run.used(method, task)).pairs)
+    return list(pairing.pairs(run.used(run.reference, task), run.used(method, task)).pairs)
 
 
 def analysis_rows(runs: Sequence[Run], kind: str) -> tuple[list[Run], list[dict[str, object]]]:

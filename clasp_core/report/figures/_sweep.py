@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from clasp_core import metrics
+from clasp_core.metrics import counting, speedups
 from clasp_core.report.figures._canvas import Plot, cycle, origin, page
 from clasp_core.report.figures._choice import experiment, pairs
 from clasp_core.report.runs import Run
@@ -21,9 +21,9 @@ def lines(runs: Sequence[Run], name: str, x: Callable[[Run], float | None]) -> l
         if experiment(run) != name or METHOD not in run.methods or (at := x(run)) is None:
             continue
         used = pairs(run, METHOD)
-        speedup = metrics.paired_total(used, run.greedy)
+        speedup = speedups.paired_total(used, run.greedy)
         if speedup is not None:
-            tau = metrics.mean_accepted_per_round((pair.method for pair in used), "rounds")
+            tau = counting.mean_accepted_per_round((pair.method for pair in used), "rounds")
             line = {"model": run.model, "machine": run.machine, "x": at, "speedup": speedup.value}
             line |= {"low": speedup.low, "high": speedup.high, "num_questions": speedup.n, "mean_accepted": tau}
             found[run.model, run.machine, at] = run, line

@@ -7,7 +7,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from clasp_core import metrics
+from clasp_core.metrics import counting
 from clasp_core.records import TurnRecord
 from clasp_core.report.figures._canvas import BLUE, GREEN, GREY, ORANGE, VERMILLION, Plot, legend_below, origin, page
 from clasp_core.report.figures._choice import main_run
@@ -57,8 +57,8 @@ def draw(runs: Sequence[Run]) -> Plot | None:
 
 def shares_of(rows: Sequence[TurnRecord], **where: str) -> dict[str, Any] | None:
     """Shares of the whole time, which sum to 1; none where a part is unknown."""
-    done = [row for row in metrics.finished(rows) if row.rounds is not None and row.total_s]
-    found = metrics.shares(done)
+    done = [row for row in counting.finished(rows) if row.rounds is not None and row.total_s]
+    found = counting.shares(done)
     if found.prefill is None or found.draft is None:
         return None
     decode = {part: (getattr(found, part) or 0.0) * (1 - found.prefill) for part, *_ in PARTS if part != "prefill"}

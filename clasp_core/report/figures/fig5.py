@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from clasp_core import metrics
+from clasp_core.metrics import speedups
 from clasp_core.report.figures._canvas import Plot, cycle, origin, page
 from clasp_core.report.figures._choice import experiment, pairs
 from clasp_core.report.figures._paper import points
@@ -61,7 +61,7 @@ def lines(runs: Sequence[Run]) -> list[tuple[Run, dict[str, Any]]]:
         if METHOD not in run.methods or experiment(run) not in (None, "fig5", "table1"):
             continue
         for task in run.tasks:
-            speedup = metrics.paired_total(pairs(run, METHOD, task), run.greedy)
+            speedup = speedups.paired_total(pairs(run, METHOD, task), run.greedy)
             if speedup is not None:
                 line = {"task": task, "model": run.model, "billions": run.manifest.model["num_parameters"] / 1e9}
                 line |= {"speedup": speedup.value, "source": run.machine, "low": speedup.low, "high": speedup.high}

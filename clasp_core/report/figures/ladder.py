@@ -9,7 +9,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from clasp_core import metrics
+from clasp_core.metrics import losses
 from clasp_core.report.figures._canvas import BLUE, GREEN, VERMILLION, Plot, origin, page
 from clasp_core.report.figures._choice import main_run, pairs
 from clasp_core.report.runs import Run
@@ -52,7 +52,7 @@ def ladders(run: Run) -> list[dict[str, Any]]:
     lines = []
     for name in run.methods:
         used = pairs(run, name)
-        found = metrics.ladder(used, run.greedy, run.c_bytes(name))
+        found = losses.ladder(used, run.greedy, run.c_bytes(name))
         if found is not None:
             levels = {step: getattr(found, step) for step in STEPS}
             costs = {"c": found.c, "c_bytes": found.c_bytes, "v": found.v, "p": found.p}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from clasp_core import metrics
+from clasp_core.metrics import losses
 from clasp_core.report.figures._canvas import Plot, cycle, origin, page
 from clasp_core.report.figures._choice import pairs
 from clasp_core.report.runs import Run
@@ -56,7 +56,7 @@ def lines(run: Run) -> list[dict[str, Any]]:
     found = []
     for name in run.methods:
         for task in run.tasks:
-            ladder = metrics.ladder(pairs(run, name, task), run.greedy, None)
+            ladder = losses.ladder(pairs(run, name, task), run.greedy, None)
             if ladder is not None:
                 where = {"run_id": run.manifest.run_id, "model": run.model, "method": name, "task": task}
                 found.append({**where, "predicted": ladder.predicted, "measured": ladder.measured})

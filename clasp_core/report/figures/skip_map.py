@@ -11,7 +11,7 @@ from matplotlib.colors import BoundaryNorm, ListedColormap
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from clasp_core import metrics
+from clasp_core.metrics import counting
 from clasp_core.records import TurnRecord
 from clasp_core.report.figures._canvas import BLUE, ORANGE, SKY, Plot, legend_below, origin, page
 from clasp_core.report.figures._choice import analysis_rows, main_run
@@ -54,7 +54,7 @@ def chosen_rows(run: Run) -> list[tuple[str, TurnRecord]]:
     """For each layer-skipping method the finished turn with the most changes of its set, then the most rounds."""
     found = []
     for name in run.methods:
-        rows = [row for row in metrics.finished(run.of(name)) if _codes(row)]
+        rows = [row for row in counting.finished(run.of(name)) if _codes(row)]
         if rows:
             found.append((name, max(rows, key=lambda row: (num_changes(_codes(row)), len(_codes(row))))))
     return found
