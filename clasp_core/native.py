@@ -165,7 +165,7 @@ class NativeBlock:
         """See `Block`."""
         if span.length > MAX_ROWS:
             return self._block.attention(hidden, span, cache)
-        cache.check_room(span.start, span.length)
+        cache.check_room(span.start, span.length if span.write else 0)
         hidden = hidden.contiguous()
         out = torch.empty_like(hidden)
         self._kernels.attention(
