@@ -34,13 +34,14 @@ from clasp_core.decoding import Generation
 from clasp_core.drafting import Described, SearchedOffline
 from clasp_core.errors import UserError
 from clasp_core.metrics.grading import mismatches
+from clasp_core.plan import Method, Plan
 from clasp_core.probe import bandwidth_bytes_per_s
 from clasp_core.progress import Bar, Together
 from clasp_core.prompting import Prompter
 from clasp_core.records import Manifest, Question, TurnRecord
 from clasp_core.report.printing import render
 from clasp_core.report.summary import summarise
-from clasp_core.runner import Method, Plan, Runner
+from clasp_core.runner import Runner
 from clasp_core.sampling import Sampling
 from clasp_core.settings import check_choices, check_settings
 from clasp_core.store import Key, RunStore, new_run_id, read_run
@@ -213,10 +214,10 @@ def measure(
     offline_s = offline_search_s(plan.methods)
     manifest = replace(manifest, offline_search_s=offline_s, notes=notes, conditions=conditions)
     manifest = with_described(manifest, plan.methods, not_in_hash(config))
-    planned = {slot.key(name) for stream in runner.slots() for slot in stream for name in plan.methods}
+    planned = {slot.key(name) for stream in plan.slots() for slot in stream for name in plan.methods}
     store, manifest, rows = open_store(manifest, config, planned)
     with store, tracker.watch(store.folder) as watcher:
-        num_turns = sum(len(stream) for stream in runner.slots())
+        num_turns = sum(len(stream) for stream in plan.slots())
         status = "failed"
         try:
             runner.warm_up()

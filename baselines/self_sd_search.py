@@ -10,22 +10,18 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
-import random
-import tempfile
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from itertools import combinations
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
-import optuna
 import torch
 from tqdm import tqdm
 
+from baselines.self_sd_log import WAY_OUT, Evaluation, SearchLog, earlier_search, write_result
+from baselines.self_sd_proposals import Bounds, Proposals, structured_starts
 from baselines.self_sd_replay import Costs, Counts, Passage, Replay
 from clasp_core import provenance
 from clasp_core.checkpoint import LoadedModel
@@ -42,208 +38,10 @@ from clasp_core.tasks import JsonlTask
 SCHEMA = 1
 """Version of the result's layout, which `baselines.self_sd` reads."""
 ROOT = Path(__file__).resolve().parents[1]
-START_SHARES = (0.1, 0.2, 0.3, 0.4, 0.5)
-"""Shares of all sub-layers that the structured starts skip where the count is free."""
 BUDGET = frozenset({"prompts", "evaluations", "seconds", "replace"})
 """Options that do not change what a set is worth."""
-WAY_OUT = "move it away, or add search.replace=true"
 NUM_FINALISTS, NUM_REPEATS = 3, 3
 """Sets measured again, and how often, where the objective is a wall clock's."""
-
-
-# Proposals
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """How many of the 2L sub-layers a candidate may skip."""
-
-    num_layers: int
-    fewest: int
-    most: int
-
-    @property
-    def num_sets(self) -> int:
-        """Size of the space."""
-        return sum(math.comb(2 * self.num_layers, count) for count in range(self.fewest, self.most + 1))
-
-    def decode(self, scores: Sequence[float]) -> LayerSkip:
-        """The set of 2L scores (attentions, then MLPs): those above one half, as published.
-
-        Where that is too many or too few, the highest so many; of equal scores the first.
-        """
-        count = min(max(sum(score > 0.5 for score in scores), self.fewest), self.most)
-        ranked = sorted(range(len(scores)), key=lambda i: -scores[i])
-        return self.of(ranked[:count])
-
-    def of(self, sublayers: Iterable[int]) -> LayerSkip:
-        """The set of sub-layer numbers, 0 .. L-1 the attentions and L .. 2L-1 the MLPs."""
-        chosen, num = tuple(sublayers), self.num_layers
-        return LayerSkip.sublayers(num, attn=[i for i in chosen if i < num], mlp=[i - num for i in chosen if i >= num])
-
-    def admits(self, skip: LayerSkip) -> bool:
-        """Whether a set is in the space."""
-        return self.fewest <= skip.num_skipped_sublayers <= self.most
-
-    def all(self) -> Iterator[LayerSkip]:
-        """Every set, one by one."""
-        for count in range(self.fewest, self.most + 1):
-            yield from map(self.of, combinations(range(2 * self.num_layers), count))
-
-
-def structured_starts(bounds: Bounds, influence: Sequence[float], costs: Costs) -> list[LayerSkip]:
-    """Sets worth trying first: every second layer, half of the attentions, and the least influential sub-layers.
-
-    The authors' own two starts are for one 40-layer model; an attention-only set is the first of them.
-    """
-    num = bounds.num_layers
-    counts = {round(share * 2 * num) for share in START_SHARES} if bounds.fewest < bounds.most else {bounds.most}
-    per_cost = [turn / (cost or 1.0) for turn, cost in zip(influence, (*costs.attn, *costs.mlp), strict=True)]
-    starts = [LayerSkip.layers(num, range(1, num, 2)), LayerSkip.sublayers(num, attn=range(1, num, 2), mlp=())]
-    for measure in (influence, per_cost):
-        ranked = sorted(range(2 * num), key=lambda i: measure[i])
-        starts += [bounds.of(ranked[:count]) for count in sorted(counts)]
-    return [skip for skip in dict.fromkeys(starts) if bounds.admits(skip)]
-
-
-class Proposals:
-    """One candidate after the other, never the same set twice (P76): the starts, then TPE and neighbours in turn.
-
-    TPE works on the published relaxation to [0, 1]^2L and is told the corners that were decoded. A neighbour is the
-    best set with a few choices flipped; it also stands in where TPE repeats a known set. The sequence depends
-    on the seed and on the values told only.
-    """
-
-    def __init__(self, bounds: Bounds, starts: Sequence[LayerSkip], seed: int):
-        optuna.logging.set_verbosity(optuna.logging.ERROR)
-        sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=max(len(starts), 1))
-        self._study = optuna.create_study(direction="maximize", sampler=sampler)
-        self._space: dict[str, optuna.distributions.BaseDistribution] = {
-            f"{kind}{i}": optuna.distributions.FloatDistribution(0, 1)
-            for kind in ("attn", "mlp")
-            for i in range(bounds.num_layers)
-        }
-        self._bounds = bounds
-        self._starts = list(starts)
-        self._random = random.Random(seed)
-        self._told: dict[LayerSkip, float] = {}
-
-    def next(self) -> LayerSkip | None:
-        """A set that has not been told yet; None once there is none left."""
-        if len(self._told) == self._bounds.num_sets:
-            return None
-        turns = (self._asked(), self._neighbours()) if len(self._told) % 2 else (self._neighbours(), self._asked())
-        sources = (iter(self._starts), *turns, self._bounds.all())
-        return next(skip for source in sources for skip in source if skip not in self._told)
-
-    def tell(self, skip: LayerSkip, value: float) -> None:
-        """The value of a set, larger is better."""
-        self._told[skip] = value
-        params = {name: float(bit) for name, bit in zip(self._space, (*skip.attn, *skip.mlp), strict=True)}
-        self._study.add_trial(optuna.trial.create_trial(params=params, distributions=self._space, value=value))
-
-    def _asked(self) -> Iterator[LayerSkip]:
-        trial = self._study.ask(self._space)
-        self._study.tell(trial, state=optuna.trial.TrialState.FAIL)
-        yield self._bounds.decode([trial.params[name] for name in self._space])
-
-    def _neighbours(self) -> Iterator[LayerSkip]:
-        best = max(self._told, key=lambda skip: self._told[skip], default=self._bounds.of(range(self._bounds.fewest)))
-        bits = [*best.attn, *best.mlp]
-        for _ in range(1000):
-            flipped = set(self._random.sample(range(len(bits)), min(self._random.randint(1, 4), len(bits))))
-            skip = self._bounds.of(i for i, bit in enumerate(bits) if bit != (i in flipped))
-            if self._bounds.admits(skip):
-                yield skip
-
-
-# What is kept of a search
-
-
-@dataclass(frozen=True, slots=True)
-class Evaluation:
-    """A decoded set, its value, its counters, and the seconds since the one before it."""
-
-    skip: LayerSkip
-    value: float
-    counts: Counts
-    seconds: float
-
-    def to_json(self) -> dict[str, Any]:
-        """A plain dict."""
-        by_width = {str(width): n for width, n in sorted(self.counts.num_rounds_by_width.items())}
-        counts = {**asdict(self.counts), "num_rounds_by_width": by_width}
-        return {"skip": self.skip.code, "value": self.value, "counts": counts, "seconds": self.seconds}
-
-    @classmethod
-    def from_json(cls, row: Mapping[str, Any]) -> Evaluation:
-        """The evaluation of a stored line."""
-        by_width = Counter({int(width): n for width, n in row["counts"]["num_rounds_by_width"].items()})
-        counts = Counts(**{**row["counts"], "num_rounds_by_width": by_width})
-        return cls(LayerSkip.decode(row["skip"]), row["value"], counts, row["seconds"])
-
-
-class SearchLog:
-    """Append-only JSONL of one or several searches; the lines of `key` are this one's.
-
-    The first line of a search holds what was found out before it (`ground`: the answers, the costs); each further
-    one holds an evaluation. A line counts when its newline is there.
-    """
-
-    def __init__(self, path: Path, key: str):
-        self._path = path
-        self._key = key
-        self.ground: dict[str, Any] | None = None
-        self.evaluations: dict[LayerSkip, Evaluation] = {}
-        self.seconds = 0.0
-        for number, line in enumerate(self._lines(), start=1):
-            try:
-                row = json.loads(line)
-                if row["key"] == key:
-                    self._take(row)
-            except (ValueError, KeyError, TypeError) as error:
-                raise UserError(f"{path}, line {number} is damaged ({error}); move the file away") from error
-
-    def lay_ground(self, ground: dict[str, Any], seconds: float) -> None:
-        """Keep what was found out before the first evaluation."""
-        self._append({"ground": ground, "seconds": seconds})
-
-    def add(self, evaluation: Evaluation) -> None:
-        """Keep an evaluation; on the disk when this returns."""
-        self._append(evaluation.to_json())
-
-    def best(self, num: int = 1) -> list[Evaluation]:
-        """The evaluations with the highest values, best first; of equal ones the earlier."""
-        return sorted(self.evaluations.values(), key=lambda each: -each.value)[:num]
-
-    def _take(self, row: dict[str, Any]) -> None:
-        self.seconds += row["seconds"]
-        if "ground" in row:
-            self.ground = row["ground"]
-        else:
-            evaluation = Evaluation.from_json(row)
-            self.evaluations.setdefault(evaluation.skip, evaluation)
-
-    def _append(self, row: dict[str, Any]) -> None:
-        row = {"key": self._key, **row}
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row, separators=(",", ":"), allow_nan=False) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        self._take(row)
-
-    def _lines(self) -> list[bytes]:
-        """The complete lines; a torn last one is cut off."""
-        if not self._path.exists():
-            return []
-        content = self._path.read_bytes()
-        complete = content.rfind(b"\n") + 1
-        if complete < len(content):
-            os.truncate(self._path, complete)
-        return content[:complete].splitlines()
-
-
-# The command
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -305,7 +103,7 @@ class SelfSDSearch:
         except KeyboardInterrupt:
             raise UserError("interrupted before there was a result; the same command goes on") from None
         self._check_value(path, best)
-        _write(path, self._result(model, settings, log, best, status))
+        write_result(path, self._result(model, settings, log, best, status))
         print(f"{status}: {len(log.evaluations)} distinct sets in {log.seconds:.0f} s; {_said(best)}")
         if status == "interrupted":
             raise UserError(f"interrupted; the best set so far is in {path}, and the same command goes on")
@@ -313,7 +111,7 @@ class SelfSDSearch:
 
     def _check_place(self, path: Path, settings: Mapping[str, Any]) -> None:
         """Refuse to replace the result of another search, before this one takes its time."""
-        earlier = None if self.replace else _earlier(path)
+        earlier = None if self.replace else earlier_search(path)
         if earlier is None:
             return
         stored = earlier.get("settings")
@@ -324,7 +122,7 @@ class SelfSDSearch:
 
     def _check_value(self, path: Path, best: Evaluation) -> None:
         """Refuse to replace a better set; every evaluation stays in the log beside it."""
-        earlier = None if self.replace else _earlier(path)
+        earlier = None if self.replace else earlier_search(path)
         if earlier is not None and earlier.get("value", -math.inf) > best.value:
             raise UserError(f"{path} holds a better set ({earlier['value']:.4g} against {best.value:.4g}); {WAY_OUT}")
 
@@ -528,23 +326,6 @@ class _Candidate:
         return 0
 
 
-def _stored(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings as a result holds them."""
-    return {name: value for name, value in settings.items() if name not in ("machine", "threads")}
-
-
-def _earlier(path: Path) -> dict[str, Any] | None:
-    """What the file that is already there says of its search; None where there is none."""
-    if not path.exists():
-        return None
-    try:
-        row = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} is there and cannot be read ({error}); {WAY_OUT}") from error
-    search = row.get("search") if isinstance(row, dict) else None
-    return search if isinstance(search, dict) else {}
-
-
 def _said(best: Evaluation) -> str:
     acceptance = "" if best.counts.acceptance is None else f", acceptance {best.counts.acceptance:.3f}"
     return f"best {best.value:.4g} with {best.skip.num_skipped_sublayers} sub-layers skipped{acceptance}"
@@ -555,17 +336,6 @@ def _costs_of(row: Mapping[str, Any]) -> Costs:
     return Costs(row["fixed"], tuple(row["attn"]), tuple(row["mlp"]), by_width)
 
 
-def _write(path: Path, result: Mapping[str, Any]) -> None:
-    """Write or replace atomically: readers see the old file or the new one."""
-    text = json.dumps(result, indent=2, allow_nan=False) + "\n"
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+def _stored(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings as a result holds them."""
+    return {name: value for name, value in settings.items() if name not in ("machine", "threads")}

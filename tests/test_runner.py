@@ -23,9 +23,10 @@ from clasp_core.device import DeviceClock
 from clasp_core.drafting import NoDraft
 from clasp_core.errors import NonFiniteLogits, UserError
 from clasp_core.metrics import grading
+from clasp_core.plan import Plan
 from clasp_core.prompting import Prompter
 from clasp_core.records import Question, TurnRecord
-from clasp_core.runner import Plan, Runner
+from clasp_core.runner import Runner
 from clasp_core.sampling import Sampling
 from clasp_core.tiny import TinyModel
 

@@ -17,8 +17,9 @@ from omegaconf import OmegaConf
 
 from baselines import self_sd_replay, self_sd_search
 from baselines.self_sd import Adaptation, AdaptiveExit, FixedSetPolicy, StoredSet, self_sd
+from baselines.self_sd_proposals import Bounds, Proposals, structured_starts
 from baselines.self_sd_replay import Costs, Counts, Passage, Replay
-from baselines.self_sd_search import Bounds, Proposals, SelfSDSearch, structured_starts
+from baselines.self_sd_search import SelfSDSearch
 from clasp_core.checkpoint import LoadedModel
 from clasp_core.decoding import Generation, Verified
 from clasp_core.deep import DeepModel

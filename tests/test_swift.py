@@ -44,8 +44,9 @@ from clasp_core.decoding import Answer, Drafter, Generation, Turn, Verified, dec
 from clasp_core.drafting import NoDraft
 from clasp_core.errors import NonFiniteLogits, UserError
 from clasp_core.families import wiring_of
+from clasp_core.plan import Plan
 from clasp_core.records import Question
-from clasp_core.runner import Plan, Runner
+from clasp_core.runner import Runner
 from clasp_core.sampling import Randomness, Sampling
 from clasp_core.skip import LayerSkip
 from clasp_core.target import Forward, TargetModel, forward

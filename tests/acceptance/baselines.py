@@ -15,7 +15,7 @@ from clasp_core.metrics.grading import grades
 from clasp_core.metrics.losses import ladder
 from clasp_core.metrics.pairing import pairs
 from clasp_core.metrics.speedups import paired_total
-from clasp_core.runner import Method
+from clasp_core.plan import Method
 from clasp_core.target import TargetModel
 from tests.acceptance.bench import ROOT, Point, load, measure, sample
 

@@ -17,10 +17,11 @@ from clasp_core.checkpoint import LoadedModel
 from clasp_core.decoding import Generation
 from clasp_core.device import DeviceClock
 from clasp_core.drafting import NoDraft
+from clasp_core.plan import Method, Plan
 from clasp_core.progress import Bar
 from clasp_core.prompting import Prompter
 from clasp_core.records import Question, TurnRecord
-from clasp_core.runner import Method, Plan, Runner
+from clasp_core.runner import Runner
 from clasp_core.target import Engine
 from clasp_core.tasks import JsonlTask
 
@@ -89,7 +90,7 @@ def measure(
     store = Rows()
     runner.check()
     runner.warm_up()
-    with Bar(sum(len(stream) for stream in runner.slots()), 0, plan.reference) as bar:
+    with Bar(sum(len(stream) for stream in plan.slots()), 0, plan.reference) as bar:
         runner.run(store, bar)
     return store.rows
 

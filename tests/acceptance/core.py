@@ -16,9 +16,9 @@ from clasp_core.drafting import NoDraft
 from clasp_core.metrics.losses import ladder
 from clasp_core.metrics.pairing import pairs
 from clasp_core.metrics.speedups import paired_total
+from clasp_core.plan import Method
 from clasp_core.prompting import Prompter
 from clasp_core.records import TurnRecord
-from clasp_core.runner import Method
 from clasp_core.target import forward
 from tests.acceptance.bench import Point, load, measure, over_generate, sample, spec_bench
 

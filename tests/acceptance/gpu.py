@@ -21,7 +21,7 @@ from clasp_core.metrics.counting import shares
 from clasp_core.metrics.grading import grades
 from clasp_core.metrics.losses import ladder
 from clasp_core.metrics.pairing import pairs
-from clasp_core.runner import Method
+from clasp_core.plan import Method
 from clasp_core.timings import READ, STEP, Timing
 from tests.acceptance.bench import load, measure, sample
 from tests.acceptance.speed import probe, store
