@@ -47,7 +47,7 @@ class Fuser:
 
     def fuse(self, modules: Sequence[nn.Linear]) -> Linear:
         """Linear modules of one input as one product; the modules' weights become views of the fused ones."""
-        return Linear(*(fuse(modules)), self._kernels if all(map(_is_served, modules)) else None)
+        return Linear(*fuse(modules), self._kernels if all(map(_is_served, modules)) else None)
 
     def _projection(self, attn: Any, wiring: Wiring) -> Projection:
         modules = [attn.q_proj, attn.k_proj, attn.v_proj]

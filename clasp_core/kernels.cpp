@@ -6,12 +6,16 @@
 //
 // Shapes as in Python: T rows, d width, Hq and H query and key-value heads of width D. Matrices are row-major,
 // weights `out in`. Arithmetic is float32; weights, states and the cache are float32 or bfloat16.
+//
+// What is left of a row behind whole vectors is summed by `std::fma`: a plain `a * b + c` is rounded once or twice as the
+// compiler likes, and it likes different things for different numbers of rows.
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 #include <vector>
 
 #include <omp.h>
@@ -99,6 +103,13 @@ inline Floats exponential(Floats x) {
     return x < -87.0f ? Floats{} : p * (Floats)exponent;
 }
 
+// `call` with `num`, which is one of 1 .. STATE_ROWS, as a constant of its type.
+template <int N = STATE_ROWS, typename Call>
+inline void with_constant(int num, const Call& call) {
+    if (num == N) return call(std::integral_constant<int, N>{});
+    if constexpr (N > 1) with_constant<N - 1>(num, call);
+}
+
 // How far ahead of the arithmetic a tile asks for weights: without it the memory waits while a tile of several states is
 // computed from the nearest cache.
 constexpr int64_t BYTES_AHEAD = 18432;
@@ -123,18 +134,17 @@ inline void tile(const Weight* matrix, int64_t size, int64_t row, const float* s
         for (int i = 0; i < NW; i++) {
             float total = sum(sums[i][j]);
             for (int64_t k = whole; k < size; k++)
-                total += get(matrix[(row + i) * size + k]) * states[(state + j) * size + k];
+                total = std::fma(get(matrix[(row + i) * size + k]), states[(state + j) * size + k], total);
             emit(row + i, state + j, total);
         }
 }
 
 template <int NW, typename Weight, typename Emit>
 inline void strip(const Weight* matrix, int64_t size, int64_t row, const float* states, int num, const Emit& emit) {
-    int j = 0;
-    for (; j + STATE_ROWS <= num; j += STATE_ROWS) tile<NW, STATE_ROWS>(matrix, size, row, states, j, emit);
-    if (num - j == 3) tile<NW, 3>(matrix, size, row, states, j, emit);
-    if (num - j == 2) tile<NW, 2>(matrix, size, row, states, j, emit);
-    if (num - j == 1) tile<NW, 1>(matrix, size, row, states, j, emit);
+    for (int j = 0; j < num; j += STATE_ROWS)
+        with_constant(std::min(STATE_ROWS, num - j), [&](auto rows) {
+            tile<NW, decltype(rows)::value>(matrix, size, row, states, j, emit);
+        });
 }
 
 // All products of matrix rows `first .. last - 1`, each `size` long, with `num` rows of states.
@@ -221,9 +231,10 @@ inline void mix(Values<Value> seen, Values<Value> beside, int64_t width, const f
     for (; k < width; k++)
         for (int j = 0; j < NS; j++) {
             float total = 0;
-            for (int64_t p = 0; p < seen.num; p++) total += weights[j * pitch + p] * get(seen.rows[p * width + k]);
+            for (int64_t p = 0; p < seen.num; p++)
+                total = std::fma(weights[j * pitch + p], get(seen.rows[p * width + k]), total);
             for (int64_t p = 0; p < beside.num; p++)
-                total += weights[j * pitch + seen.num + p] * get(beside.rows[p * width + k]);
+                total = std::fma(weights[j * pitch + seen.num + p], get(beside.rows[p * width + k]), total);
             out[j * width + k] = total;
         }
 }
@@ -345,10 +356,9 @@ void attention(const Attention& layer, const Rows& rows, Value* keys, Value* val
                 soften(row, pitch);
             }
             const Values<Value> seen{seen_values, rows.start}, beside{beside_values, T};
-            if (num == 4) mix<4>(seen, beside, D, scores, pitch, mixed);
-            if (num == 3) mix<3>(seen, beside, D, scores, pitch, mixed);
-            if (num == 2) mix<2>(seen, beside, D, scores, pitch, mixed);
-            if (num == 1) mix<1>(seen, beside, D, scores, pitch, mixed);
+            with_constant(num, [&](auto count) {
+                mix<decltype(count)::value>(seen, beside, D, scores, pitch, mixed);
+            });
             for (int j = 0; j < num; j++) {
                 const int64_t t = (first + j) % T, head = (first + j) / T;
                 std::copy(mixed + j * D, mixed + (j + 1) * D, attended + (t * layer.num_queries + head) * D);

@@ -189,7 +189,7 @@ class NativeBlock:
     def _rows(self, span: Span) -> _Rows:
         """The span as the kernel wants it, once for all layers of one kind."""
         rotary = self._block.rotary
-        rows, _ = span.once(("native", rotary is not None), lambda: _rows(span, rotary))
+        rows, _ = span.once(("native", rotary is not None), lambda: _as_structure(span, rotary))
         return rows
 
 
@@ -197,7 +197,7 @@ Weights = tuple[Tensor, Tensor | None]
 """A fused product's weight `d_out d_in` and bias."""
 
 
-def _rows(span: Span, rotary: Rotary | None) -> tuple[_Rows, tuple[Tensor | None, ...]]:
+def _as_structure(span: Span, rotary: Rotary | None) -> tuple[_Rows, tuple[Tensor | None, ...]]:
     """With the tensors whose addresses it holds."""
     cpu = torch.device("cpu")
     cos, sin = rotary.table(span.last_position + 1, cpu) if rotary is not None else (None, None)

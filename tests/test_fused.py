@@ -99,6 +99,27 @@ def test_a_row_of_a_product_is_the_same_to_the_bit_at_every_width(dtype: torch.d
         assert torch.equal(product(states[:rows]), single[:rows])
 
 
+@pytest.mark.parametrize("rows", [2, 5, 9, 17])
+@pytest.mark.parametrize("dtype", native.DTYPES)
+def test_the_layers_give_the_states_of_single_steps_to_the_bit(rows: int, dtype: torch.dtype) -> None:
+    target, prompt, tokens = make_target(engine="compiled", dtype=dtype), ids(12), torch.tensor(ids(rows, seed=1))
+    wide, narrow = (prefilled(target, prompt, 40) for _ in range(2))
+    together = forward(target, tokens, Span.causal(12, rows), wide, keep_hidden=True).hidden
+    singly = [
+        forward(target, tokens[i, None], Span.causal(12 + i, 1), narrow, keep_hidden=True).hidden for i in range(rows)
+    ]
+    assert together is not None
+    for layer, states in enumerate(together):
+        assert torch.equal(states, torch.cat([step[layer] for step in singly if step is not None]))
+
+
+def test_a_trial_behind_a_full_cache_gives_the_eager_engines_logits() -> None:
+    prompt, tokens, span = ids(12), torch.tensor(ids(3)), Span.trial(12, 3)
+    targets = [make_target(engine=engine) for engine in ("compiled", "eager")]
+    found, wanted = (forward(each, tokens, span, prefilled(each, prompt, 12)).logits for each in targets)
+    assert distance(found, wanted) < 1e-5
+
+
 def kernels_of(dtype: torch.dtype) -> native.Kernels | None:
     return native.Kernels(native.build(), dtype) if dtype in native.DTYPES else None
 
