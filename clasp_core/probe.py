@@ -17,6 +17,7 @@ from clasp_core.attention import Span
 from clasp_core.clasp import select_layers
 from clasp_core.device import Clock, free_memory
 from clasp_core.kv_cache import KVCache
+from clasp_core.metrics.losses import token_bytes
 from clasp_core.sampling import greedy_tokens
 from clasp_core.skip import LayerSkip
 from clasp_core.target import TargetModel, forward
@@ -64,7 +65,7 @@ def bandwidth_bytes_per_s(target: TargetModel, clock: Clock) -> float | None:
 
     Unknown for a model that fits into a processor's cache, and where there is no room for the buffer. Draws nothing.
     """
-    if _token_bytes(target) < CACHED_BYTES:
+    if token_bytes(target.read_bytes()) < CACHED_BYTES:
         return None
     try:
         read = time_cases(reading(target.device), clock, context=0, num_turns=NUM_READS)[READ]
@@ -73,11 +74,6 @@ def bandwidth_bytes_per_s(target: TargetModel, clock: Clock) -> float | None:
     finally:
         free_memory()
     return BUFFER_BYTES / median(read.seconds)
-
-
-def _token_bytes(target: TargetModel) -> int:
-    read = target.read_bytes()
-    return int(sum(read["attn"]) + sum(read["mlp"]) + read["head"])
 
 
 @dataclass(frozen=True, slots=True)

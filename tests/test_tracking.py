@@ -398,7 +398,7 @@ def test_all_who_listen_are_told_of_each_turn_in_their_order():
 
 
 def test_running_figures_leave_out_answers_to_another_prompt_as_the_summary_does():
-    """With an own history the ids may be equal and the prompts not; see `metrics.paired_total`."""
+    """With an own history the ids may be equal and the prompts not; see `metrics.speedups.paired_total`."""
 
     def row(method, question, seconds, prompt):
         return TurnRecord(

@@ -101,13 +101,18 @@ def worth_drafting(path_probability: float, speedup: float, c: float, extra_row:
     return path_probability >= speedup * (c + extra_row)
 
 
+def token_bytes(read_bytes: Mapping[str, Any]) -> int:
+    """Bytes of weights that one target token reads; `read_bytes` as in `c_bytes`."""
+    return int(sum(read_bytes["attn"]) + sum(read_bytes["mlp"]) + read_bytes["head"])
+
+
 def c_bytes(rows: Iterable[TurnRecord], read_bytes: Mapping[str, Any]) -> float | None:
     """Bytes that one draft step reads / bytes that one target token reads, averaged over draft steps.
 
     `read_bytes` is the manifest's: `attn` and `mlp` per layer, and `head`. None where no step skipped layers
     of the target (a draft model's bytes are not known here).
     """
-    full = sum(read_bytes["attn"]) + sum(read_bytes["mlp"]) + read_bytes["head"]
+    full = token_bytes(read_bytes)
     steps, read = 0, 0
     for row in finished(rows):
         if row.rounds is None:

@@ -119,7 +119,7 @@ class Shared:
 
 def _pairs(a: Run, b: Run, method: str) -> Shared:
     found = pairing.pairs(a.of(method), b.of(method))
-    same = tuple(pair for pair in found.pairs if pair.reference.prompt_sha256 == pair.method.prompt_sha256)
+    same = tuple(pair for pair in found.pairs if pair.same_prompt)
     return Shared(same, len(found.pairs) - len(same), len(found.missing), len(found.extra))
 
 

@@ -96,7 +96,7 @@ class Run:
     def token_bytes(self) -> int | None:
         """Bytes of weights that one target token reads."""
         read_bytes = self.manifest.model.get("read_bytes")
-        return sum(read_bytes["attn"]) + sum(read_bytes["mlp"]) + read_bytes["head"] if read_bytes else None
+        return losses.token_bytes(read_bytes) if read_bytes else None
 
     def summary(self) -> dict[str, Any]:
         """The summary of the rows, computed anew (seconds for a long run), as `summary.json` holds it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from itertools import groupby
 from math import ceil
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from clasp_core.report.benches import FOLDER, Bench, by_width, newest
+from clasp_core.report.benches import FOLDER, Bench, Cases, Setting, by_width, newest
 from clasp_core.report.figures._canvas import Plot, cycle, legend_below, page
 from clasp_core.report.runs import Run
 
@@ -22,18 +23,18 @@ def draw(runs: Sequence[Run]) -> Plot | None:
     bench = beside(runs)
     if bench is None:
         return None
-    data: list[dict[str, Any]] = [
-        {"model": s.model, "dtype": s.dtype, "engine": s.engine, "context": s.context, "width": width, "v": v}
-        for s, cases in bench.cases.items()
-        for width, v in by_width(cases).items()
-    ]
+    lines_of = {setting: _lines(setting, cases) for setting, cases in bench.cases.items()}
+    data = [line for lines in lines_of.values() for line in lines]
     turns = sorted({len(timing.seconds) for cases in bench.cases.values() for timing in cases.values()})
     caption = (
         "v: a pass of the target over so many rows (the drafted tokens and the one before them) in AR steps, median of "
         f"{' or '.join(map(str, turns))} turns, each pass beside the step of its own turn. Dotted: a pass that costs "
         f"as much as its rows one by one. {bench.origin}"
     )
-    panels = [(title, list(lines)) for title, lines in groupby(data, _series)]
+    panels = [
+        (title, [line for setting in settings for line in lines_of[setting]])
+        for title, settings in groupby(lines_of, lambda setting: setting.series)
+    ]
     columns = min(2, len(panels))
     rows = ceil(len(panels) / columns)
     figure, grid = page(
@@ -58,8 +59,8 @@ def beside(runs: Sequence[Run]) -> Bench | None:
     return max(found, key=lambda bench: bench.path.name, default=None)
 
 
-def _series(line: dict[str, Any]) -> str:
-    return f"{line['model']}, {line['dtype']}, {line['engine']}"
+def _lines(setting: Setting, cases: Cases) -> list[dict[str, Any]]:
+    return [asdict(setting) | {"width": width, "v": v} for width, v in by_width(cases).items()]
 
 
 def _panel(axes: Axes, title: str, lines: Sequence[dict[str, Any]]) -> None:
