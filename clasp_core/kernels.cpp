@@ -22,18 +22,17 @@
 
 namespace {
 
+// Rows of a matrix and rows of states whose products are summed at once: as many as the registers hold.
 #ifdef __AVX512F__
-constexpr int LANES = 16;
+constexpr int LANES = 16, WEIGHT_ROWS = 4, STATE_ROWS = 6;
 #else
-constexpr int LANES = 8;
+constexpr int LANES = 8, WEIGHT_ROWS = 2, STATE_ROWS = 6;
 #endif
 
 typedef float Floats __attribute__((vector_size(4 * LANES)));
 typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
 typedef uint16_t Halves __attribute__((vector_size(2 * LANES)));
 
-constexpr int WEIGHT_ROWS = 4;  // rows of a matrix and rows of states whose products are summed at once
-constexpr int STATE_ROWS = 4;
 constexpr float NOT_SEEN = -std::numeric_limits<float>::infinity();
 
 struct BFloat16 {
@@ -85,6 +84,29 @@ inline float sum(Floats v) {
     return (four[0] + four[2]) + (four[1] + four[3]);
 }
 
+// The sums of NW vectors, each with the bits of `sum`; four of them at once for the price of little more than one.
+template <int NW>
+inline void sum_each(const Floats* vectors, float* totals) {
+#ifdef __AVX512F__
+    if constexpr (NW == 4) {
+        const auto halves = [](Floats a, Floats b) {  // a's eight and b's eight
+            return __builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
+                   __builtin_shufflevector(a, b, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
+        };
+        const Floats ab = halves(vectors[0], vectors[1]), cd = halves(vectors[2], vectors[3]);
+        const Floats four = __builtin_shufflevector(ab, cd, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27) +
+                            __builtin_shufflevector(ab, cd, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
+        const Floats two =
+            four + __builtin_shufflevector(four, four, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
+        const Floats one =
+            two + __builtin_shufflevector(two, two, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);
+        for (int i = 0; i < NW; i++) totals[i] = one[4 * i];
+        return;
+    }
+#endif
+    for (int i = 0; i < NW; i++) totals[i] = sum(vectors[i]);
+}
+
 // e^x to about 2e-7: 2^n times a polynomial for the rest, which lies within half a ln 2; 0 below -87.
 inline Floats exponential(Floats x) {
     const Floats bounded = x > 88.0f ? Floats{} + 88.0f : (x < -87.0f ? Floats{} - 87.0f : x);
@@ -114,37 +136,53 @@ inline void with_constant(int num, const Call& call) {
 // computed from the nearest cache.
 constexpr int64_t BYTES_AHEAD = 18432;
 
-// Products of NW matrix rows with NS rows of states, `emit(matrix row, state row, sum)`.
-template <int NW, int NS, typename Weight, typename Emit>
-inline void tile(const Weight* matrix, int64_t size, int64_t row, const float* states, int state, const Emit& emit) {
-    Floats sums[NW][NS] = {};
+// Products of NW rows of a matrix with NS rows of states, all `size` long: `totals`, NS NW. Asks for NA rows of weights
+// from `ahead` on.
+template <int NW, int NS, int NA, typename Weight>
+__attribute__((noinline)) void tile(const Weight* matrix, const float* states, int64_t size, const Weight* ahead,
+                                    float* totals) {
+    Floats sums[NS][NW] = {};
     const int64_t whole = size - size % LANES;
     for (int64_t k = 0; k < whole; k += LANES) {
         Floats weights[NW];
         for (int i = 0; i < NW; i++) {
-            weights[i] = load(matrix + (row + i) * size + k);
-            __builtin_prefetch(reinterpret_cast<const char*>(matrix + (row + i) * size + k) + BYTES_AHEAD, 0, 2);
+            weights[i] = load(matrix + i * size + k);
+            if (i < NA) __builtin_prefetch(ahead + i * size + k, 0, 2);
         }
         for (int j = 0; j < NS; j++) {
-            const Floats x = load(states + (state + j) * size + k);
-            for (int i = 0; i < NW; i++) sums[i][j] += weights[i] * x;
+            const Floats x = load(states + j * size + k);
+            for (int i = 0; i < NW; i++) sums[j][i] += weights[i] * x;
         }
     }
-    for (int j = 0; j < NS; j++)
-        for (int i = 0; i < NW; i++) {
-            float total = sum(sums[i][j]);
-            for (int64_t k = whole; k < size; k++)
-                total = std::fma(get(matrix[(row + i) * size + k]), states[(state + j) * size + k], total);
-            emit(row + i, state + j, total);
-        }
+    for (int j = 0; j < NS; j++) {
+        sum_each<NW>(sums[j], totals + j * NW);
+        for (int64_t k = whole; k < size; k++)
+            for (int i = 0; i < NW; i++)
+                totals[j * NW + i] = std::fma(get(matrix[i * size + k]), states[j * size + k], totals[j * NW + i]);
+    }
 }
 
+// Products of NW matrix rows from `row` on with all states, in passes of about the same number of states; `emit(matrix
+// row, state, product)`. Each pass asks for its share of the weights ahead, so that the memory works as long as the
+// arithmetic does.
 template <int NW, typename Weight, typename Emit>
 inline void strip(const Weight* matrix, int64_t size, int64_t row, const float* states, int num, const Emit& emit) {
-    for (int j = 0; j < num; j += STATE_ROWS)
-        with_constant(std::min(STATE_ROWS, num - j), [&](auto rows) {
-            tile<NW, decltype(rows)::value>(matrix, size, row, states, j, emit);
+    const Weight* const first = matrix + row * size;
+    const Weight* const ahead = first + BYTES_AHEAD / int64_t(sizeof(Weight));
+    const int passes = (num + STATE_ROWS - 1) / STATE_ROWS, most = (num + passes - 1) / passes;
+    constexpr int SHARE = (NW + 1) / 2;  // a third pass asks again for what the first has asked, which costs nothing
+    for (int j = 0, asked = 0; j < num; j += most, asked = (asked + SHARE) % NW) {
+        const int count = std::min(most, num - j);
+        const float* const part = states + j * size;
+        float totals[STATE_ROWS * NW];
+        with_constant(count, [&](auto rows) {
+            constexpr int NS = decltype(rows)::value;
+            if (passes == 1) tile<NW, NS, NW>(first, part, size, ahead, totals);
+            else tile<NW, NS, SHARE>(first, part, size, ahead + asked * size, totals);
         });
+        for (int state = 0; state < count; state++)
+            for (int i = 0; i < NW; i++) emit(row + i, j + state, totals[state * NW + i]);
+    }
 }
 
 // All products of matrix rows `first .. last - 1`, each `size` long, with `num` rows of states.
