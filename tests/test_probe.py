@@ -37,13 +37,19 @@ def test_the_bandwidth_is_the_buffer_over_a_reading_and_draws_nothing(small_buff
     assert torch.equal(torch.get_rng_state(), before)
 
 
+@pytest.mark.parametrize("engine", ["eager", "compiled"])
+def test_a_reading_takes_in_every_number_of_the_buffer(small_buffer, engine):
+    read, num_bytes = probe.reading(make_target(layers=2, engine=engine))[READ]
+    assert float(read().sum()) == num_bytes / 4 == 1024
+
+
 def test_it_is_unknown_for_a_model_that_fits_into_a_cache(monkeypatch):
-    monkeypatch.setattr(probe, "reading", lambda device: pytest.fail("read all the same"))
+    monkeypatch.setattr(probe, "reading", lambda target: pytest.fail("read all the same"))
     assert probe.bandwidth_bytes_per_s(make_target(layers=2), TwoSeconds()) is None
 
 
 def test_it_is_unknown_where_the_buffer_has_no_room(small_buffer, monkeypatch):
-    def full(device):
+    def full(target):
         raise torch.OutOfMemoryError
 
     monkeypatch.setattr(probe, "reading", full)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 import time
 
-from tests.acceptance import baselines, core, speed
+from tests.acceptance import baselines, core, reports, speed
 
-POINTS = {**core.POINTS, **baselines.POINTS, **speed.POINTS}
+POINTS = {**core.POINTS, **baselines.POINTS, **speed.POINTS, **reports.POINTS}
 
 
 def main(wanted: list[str]) -> int:
