@@ -132,9 +132,12 @@ inline void with_constant(int num, const Call& call) {
     if constexpr (N > 1) with_constant<N - 1>(num, call);
 }
 
-// How far ahead of the arithmetic a tile asks for weights: without it the memory waits while a tile of several states is
-// computed from the nearest cache.
-constexpr int64_t BYTES_AHEAD = 18432;
+// How far ahead of the arithmetic a tile asks for weights, from memory into the second cache and from there into the
+// first: without it the memory waits while a tile of several states is computed.
+constexpr int64_t BYTES_AHEAD = 18432, BYTES_NEAR = 768;
+
+template <typename Weight>
+constexpr int64_t NEAR = BYTES_NEAR / int64_t(sizeof(Weight));
 
 // Products of NW rows of a matrix with NS rows of states, all `size` long: `totals`, NS NW. Asks for NA rows of weights
 // from `ahead` on.
@@ -147,6 +150,7 @@ __attribute__((noinline)) void tile(const Weight* matrix, const float* states, i
         Floats weights[NW];
         for (int i = 0; i < NW; i++) {
             weights[i] = load(matrix + i * size + k);
+            __builtin_prefetch(matrix + i * size + k + NEAR<Weight>, 0, 3);
             if (i < NA) __builtin_prefetch(ahead + i * size + k, 0, 2);
         }
         for (int j = 0; j < NS; j++) {
