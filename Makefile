@@ -42,6 +42,9 @@ lint: setup
 acceptance: setup  ## the points that need real models or minutes, one line each
 	$(RUN) -m tests.acceptance $(POINTS)
 
+bench: setup  ## single passes beside the machine's limits; rows go to results/<machine>/bench, for `make figures`
+	$(RUN) -m tests.acceptance.speed $(MODELS)
+
 gpu-check: setup  ## what passes cost on a GPU, with random models of LLaMA-3's shapes
 	$(RUN) -m tests.acceptance.gpu $(MODELS)
 
@@ -50,8 +53,10 @@ clean:
 
 EXPERIMENTS := table1 fig3a fig3b fig4a fig4b fig4c fig5
 
-figures: setup  ## every figure, table and notebook again, from the rows below results/
+figures: setup  ## every figure, table, notebook and the README's table again, from the rows below results/
 	$(RUN) -m clasp_core.report regenerate results
 
-experiments: setup  ## the laptop versions of all experiments, under an hour on two cores; then `make figures`
+experiments: setup  ## all that `make figures` draws: experiments, README's run, passes; under an hour on two cores
 	for experiment in $(EXPERIMENTS); do $(RUN) run.py experiment=laptop/$$experiment || exit 1; done
+	$(MAKE) demo TOKENS=64
+	$(MAKE) bench

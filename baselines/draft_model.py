@@ -88,7 +88,7 @@ class DraftModel:
         self._text = [*prompt, prefill.next_token]
         self._num_cached = 0
         self._next_len = self._num_tokens
-        self._cache = self._model.new_cache(len(prompt) + turn.generation.max_new_tokens)
+        self._cache = self._model.turn_cache(len(prompt) + turn.generation.max_new_tokens)
         return 0
 
     def propose(self, last_token: int, position: int, limit: int) -> Draft:
@@ -107,6 +107,10 @@ class DraftModel:
             everything = len(accepted) == num_drafted
             self._next_len = self._next_len + 2 if everything else max(1, self._next_len - 1)
         return 0
+
+    def models(self) -> list[TargetModel]:
+        """The draft model, once it is loaded."""
+        return [] if self._drafter is None else [self._drafter]
 
     @property
     def _model(self) -> TargetModel:

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from clasp_core.decoding import Answer, Generation
 from clasp_core.device import Clock, Mark
+from clasp_core.drafting import one_of
 from clasp_core.records import RoundTrace
 from clasp_core.sampling import Randomness
 from clasp_core.target import TargetModel
 
 
 class HFGenerate:
-    """Autoregressive decoding by `generate` with its dynamic cache; same warpers, stop ids and budget."""
+    """Autoregressive decoding by `generate`; same warpers, stop ids and budget.
+
+    Its cache grows with the answer (`dynamic`) or is allocated whole (`static`), which lets transformers compile the
+    forward on a GPU. It compiles anew, under the clock, for every turn that is longer than all before.
+    """
+
+    def __init__(self, cache: Literal["dynamic", "static"] = "dynamic"):
+        one_of("cache", cache, ("dynamic", "static"))
+        self._cache = cache
 
     def start_stream(self, target: TargetModel) -> None:
         """Nothing to forget."""
@@ -38,7 +47,7 @@ class HFGenerate:
             torch.manual_seed(randomness.draft.initial_seed())
             started = clock.now()
             begin = clock.mark()
-            ids = target.model.generate(tokens, stopping_criteria=[ticks], **_options(tokens, generation))
+            ids = target.model.generate(tokens, stopping_criteria=[ticks], **_options(tokens, generation, self._cache))
             ended = clock.now()
         output = ids[0, len(prompt) :].tolist()
         prefill_s = begin.seconds_until(ticks.marks[0])
@@ -46,7 +55,7 @@ class HFGenerate:
         return Answer(output, reason, prefill_s, ended - started - prefill_s, ticks.trace())
 
 
-def _options(tokens: Tensor, generation: Generation) -> dict[str, Any]:
+def _options(tokens: Tensor, generation: Generation, cache: str) -> dict[str, Any]:
     """Every setting explicit, so that nothing comes from a checkpoint's generation config."""
     stops = sorted(generation.stop_ids)
     options: dict[str, Any] = {
@@ -56,6 +65,8 @@ def _options(tokens: Tensor, generation: Generation) -> dict[str, Any]:
         "pad_token_id": stops[0] if stops else 0,
         "do_sample": not generation.sampling.greedy,
     }
+    if cache == "static":
+        options["cache_implementation"] = cache
     if not generation.sampling.greedy:
         sampling = generation.sampling
         options |= {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}

@@ -28,7 +28,7 @@ from clasp_core.checkpoint import LoadedModel
 from clasp_core.decoding import Answer, Drafter, Generation, Turn, Verified, decode
 from clasp_core.device import Clock
 from clasp_core.drafting import ChainRule, FixedExit, NoDraft, SelfDrafter, one_of
-from clasp_core.errors import UserError
+from clasp_core.errors import Interrupted, UserError
 from clasp_core.prompting import Prompter
 from clasp_core.sampling import Randomness
 from clasp_core.skip import LayerSkip
@@ -101,12 +101,12 @@ class SelfSDSearch:
                 status = session.search(bounds)
                 best = session.choose()
         except KeyboardInterrupt:
-            raise UserError("interrupted before there was a result; the same command goes on") from None
+            raise Interrupted("interrupted before there was a result; the same command goes on") from None
         self._check_value(path, best)
         write_result(path, self._result(model, settings, log, best, status))
         print(f"{status}: {len(log.evaluations)} distinct sets in {log.seconds:.0f} s; {_said(best)}")
         if status == "interrupted":
-            raise UserError(f"interrupted; the best set so far is in {path}, and the same command goes on")
+            raise Interrupted(f"interrupted; the best set so far is in {path}, and the same command goes on")
         return path
 
     def _check_place(self, path: Path, settings: Mapping[str, Any]) -> None:

@@ -122,7 +122,7 @@ def attend(
     heads: query heads `h*G .. h*G+G-1` read key-value head h.
     """
     if span.alone:
-        return _prefix_and_self(queries, keys, values, *cache.read(layer, span.start), scale)
+        return prefix_and_self(queries, keys, values, *cache.read(layer, span.start), scale)
     if span.write:
         cache.write(layer, span.start, keys, values)
         seen_keys, seen_values = cache.read(layer, span.stop)
@@ -131,7 +131,8 @@ def attend(
         seen_keys, seen_values = (torch.cat(x, dim=1) for x in zip(cache.read(layer, span.start), own, strict=True))
     if span.start == 0 and span.visible is None and span.length > 1:
         return _prefill(queries, seen_keys, seen_values, scale)
-    return _over_cache(queries, seen_keys, seen_values, span, scale)
+    bias = span.bias(queries, queries.shape[1] // keys.shape[1]) if span.length > 1 else None
+    return over_cache(queries, seen_keys, seen_values, bias, scale)
 
 
 def _prefill(queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
@@ -142,19 +143,31 @@ def _prefill(queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Ten
     return out[0].transpose(0, 1)
 
 
-def _over_cache(queries: Tensor, keys: Tensor, values: Tensor, span: Span, scale: float) -> Tensor:
-    """The G query heads of a group become rows of their key-value head, so keys are never repeated."""
+def over_cache(queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, scale: float) -> Tensor:
+    """`T Hq D` from queries `T Hq D`, keys and values `H stop D` and a bias `(G T) stop`; without one, all is seen.
+
+    The G query heads of a group become rows of their key-value head, so keys are never repeated.
+    """
     rows, num_heads = queries.shape[:2]
     grouped = _by_key_head(queries, keys.shape[0])
-    bias = span.bias(queries, num_heads // keys.shape[0])[None, None] if rows > 1 else None
-    out = scaled_dot_product_attention(grouped[None], keys[None], values[None], attn_mask=bias, scale=scale)[0]
+    mask = bias[None, None] if bias is not None else None
+    out = scaled_dot_product_attention(grouped[None], keys[None], values[None], attn_mask=mask, scale=scale)[0]
     return _by_query_head(out, rows, num_heads)
 
 
-def _prefix_and_self(
-    queries: Tensor, keys: Tensor, values: Tensor, prefix_keys: Tensor, prefix_values: Tensor, scale: float
+def prefix_and_self(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    prefix_keys: Tensor,
+    prefix_values: Tensor,
+    scale: float,
+    bias: Tensor | None = None,
 ) -> Tensor:
-    """Each row attends to the prefix and to itself: scores `[q . K_prefix, q . k_self]`, one softmax."""
+    """Each row attends to the prefix and to itself: scores `[q . K_prefix, q . k_self]`, one softmax.
+
+    A bias `(G T) P` is added to the scores of the prefix `H P D`.
+    """
     rows, num_heads = queries.shape[:2]
     num_kv = keys.shape[1]
     group = num_heads // num_kv
@@ -162,6 +175,8 @@ def _prefix_and_self(
     own_keys = keys.transpose(0, 1).repeat(1, group, 1)
     own_values = values.transpose(0, 1).repeat(1, group, 1)
     to_prefix = grouped @ prefix_keys.transpose(1, 2)
+    if bias is not None:
+        to_prefix = to_prefix + bias
     to_self = (grouped * own_keys).sum(-1, keepdim=True)
     precise = torch.promote_types(queries.dtype, torch.float32)
     weights = softmax(torch.cat((to_prefix, to_self), dim=-1) * scale, dim=-1, dtype=precise)

@@ -14,6 +14,7 @@ import torch
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from clasp_core.families import wiring_of
+from clasp_core.graphs import RecordingFailed
 from clasp_core.placement import named_devices
 from clasp_core.target import Engine, TargetModel
 
@@ -64,7 +65,7 @@ def assemble(checkpoint: Checkpoint, engine: Engine = "eager") -> LoadedModel:
     """Wire a checkpoint, compare it with Hugging Face's forward, and neutralise its generation settings."""
     model = checkpoint.hf_model.eval().requires_grad_(False)
     target = TargetModel(model, wiring_of(model.config), engine)
-    distance = target.check_against_hf()
+    distance, recordings = _checked(target)
     stops = stop_ids(model, checkpoint.tokenizer)
     neutralised = neutralise_generation(model, stops)
     info = {
@@ -76,6 +77,7 @@ def assemble(checkpoint: Checkpoint, engine: Engine = "eager") -> LoadedModel:
         "generation_config_neutralised": neutralised,
         "engine": engine,
         "distance_to_hf": distance,
+        **recordings,
     }
     return LoadedModel(
         target=target,
@@ -88,6 +90,15 @@ def assemble(checkpoint: Checkpoint, engine: Engine = "eager") -> LoadedModel:
         max_positions=int(model.config.max_position_embeddings),
         info=info,
     )
+
+
+def _checked(target: TargetModel) -> tuple[float, dict[str, str]]:
+    """The distance to Hugging Face, and whether sub-layers are recorded; what cannot be recorded runs call by call."""
+    try:
+        return target.check_against_hf(), {"cuda_graphs": "on"} if target.records else {}
+    except RecordingFailed as error:
+        target.forgo_recordings()
+        return target.check_against_hf(), {"cuda_graphs": f"off: {error}"}
 
 
 def stop_ids(model: PreTrainedModel, tokenizer: Any | None) -> tuple[int, ...]:

@@ -56,10 +56,12 @@ def select_layers(
     best = states[0]
     choices: list[Tensor] = []
     evaluations = 0
+    spans: dict[int, Span] = {}  # the same for all layers with as many candidates
     for layer, (old, new) in enumerate(pairwise(ranges)):
         kept = _cut(best, old, max(new[0], 1), min(new[1], old[1])).to(states[layer + 1].device)
         if len(kept):
-            kept = target.layer(layer, kept, Span.siblings(position, len(kept)), cache)
+            span = spans.setdefault(len(kept), Span.siblings(position, len(kept)))
+            kept = target.layer(layer, kept, span, cache)
             evaluations += len(kept)
         best, skips = _choose(states[layer + 1], best, kept, old, new, free[layer])
         choices.append(skips)

@@ -126,7 +126,7 @@ def decode(
     tokens = torch.tensor(prompt, device=target.devices[0])
     started = clock.now()
     capacity = len(prompt) + generation.max_new_tokens + drafter.extra_slots(generation.max_new_tokens)
-    turn = Turn(target, target.new_cache(capacity), generation, randomness)
+    turn = Turn(target, target.turn_cache(capacity), generation, randomness)
     prefill = _prefill(turn, drafter, tokens)
     output = [prefill.next_token]
     first_token = clock.now()

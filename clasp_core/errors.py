@@ -5,5 +5,13 @@ class UserError(Exception):
     """A request that cannot be served as given; shown to the user as one line, without a traceback."""
 
 
+class NotEnoughMemory(UserError):
+    """A model does not fit where it is asked for."""
+
+
 class NonFiniteLogits(UserError):
     """A forward pass produced NaN or infinite logits, so no token can be drawn from it."""
+
+
+class Interrupted(UserError):
+    """The user stopped it; what was found so far is kept, and nothing that would follow is begun."""

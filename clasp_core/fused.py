@@ -17,12 +17,15 @@ from torch.nn.functional import linear, rms_norm, silu
 from clasp_core import native
 from clasp_core.blocks import Angles, Block, EagerMlp, EagerProjection, Layer, Projection, Rotary, rotate
 from clasp_core.families import Wiring
+from clasp_core.graphs import GraphedBlock, Graphs
 
 
 class Fuser:
-    """Builds the layers of one model; with compiled kernels where it has a part that they serve."""
+    """Builds the layers of one model: with compiled kernels where it has a part that they serve, recorded where it has
+    `graphs`."""
 
-    def __init__(self, model: Any):
+    def __init__(self, model: Any, graphs: Graphs | None = None):
+        self._graphs = graphs
         served = any(_is_served(module) for module in model.modules())
         self._kernels = native.Kernels(native.build(), model.lm_head.weight.dtype) if served else None
 
@@ -39,7 +42,7 @@ class Fuser:
             scale=attn.scaling,
             rotary=rotary if getattr(attn, "use_rope", True) else None,
         )
-        return self._native(block, layer) or block
+        return self._native(block, layer) or self._graphed(block, layer) or block
 
     def product_of(self, module: Any) -> Callable[[Tensor], Tensor]:
         """A linear module's product, by the kernel where its weights are plain."""
@@ -71,6 +74,14 @@ class Fuser:
         if self._kernels is None or not _is_silu(mlp.activation):
             return None
         return native.NativeBlock(self._kernels, block, layer, project.product.weights, mlp.gate_up.weights)
+
+    def _graphed(self, block: Block, layer: Any) -> GraphedBlock | None:
+        """The layer recorded; None where its attention is not the same operations for all rows."""
+        attn = layer.self_attn
+        modules = (attn.q_proj, attn.k_proj, attn.v_proj, attn.o_proj)
+        if self._graphs is None or not all(map(is_plain, modules)):
+            return None
+        return GraphedBlock(self._graphs, block, plain_mlp=isinstance(block.mlp, FusedMlp))
 
 
 class Linear:

@@ -12,7 +12,8 @@ class KVCache:
     """Keys and values `H capacity D` of every layer, each on its layer's device.
 
     What lies beyond the committed prefix is scratch: a draft writes there, verification overwrites it in
-    every layer, and nobody reads past the slot that a caller names. So a rejected draft needs no rollback.
+    every layer, and nobody reads past the slot that a caller names. So a rejected draft needs no rollback. (Recorded
+    passes do read all slots, and give those past it no weight: what lies there must be finite, as zeros are.)
     """
 
     def __init__(self, keys: Sequence[Tensor], values: Sequence[Tensor]):
@@ -46,6 +47,16 @@ class KVCache:
     def num_bytes(self) -> int:
         """Bytes of keys and values together."""
         return sum(t.numel() * t.element_size() for t in (*self._keys, *self._values))
+
+    def renewed(self) -> KVCache:
+        """An empty cache in the same memory. Retire this one, or never use it again."""
+        for store in (*self._keys, *self._values):
+            store.zero_()
+        return KVCache(self._keys, self._values)
+
+    def retire(self) -> None:
+        """Let go of the memory; any later use is an IndexError."""
+        self._keys, self._values = [], []
 
     def write(self, layer: int, start: int, keys: Tensor, values: Tensor) -> None:
         """Store `T H D` keys and values of one layer at slots `start .. start + T - 1`."""

@@ -15,7 +15,7 @@ import torch
 from accelerate.utils import convert_file_size_to_int
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
-from clasp_core.errors import UserError
+from clasp_core.errors import NotEnoughMemory, UserError
 
 DTYPES = MappingProxyType(
     {
@@ -148,7 +148,7 @@ def check_memory(
     for device, share in needed.items():
         free = free_bytes(device, max_memory) if device != "disk" else share.needed_bytes
         if share.needed_bytes > free:
-            raise UserError(
+            raise NotEnoughMemory(
                 f"{name} needs about {_gib(share.needed_bytes)} on {device} (weights {_gib(share.weights_bytes)}, keys "
                 f"and values {_gib(share.cache_bytes)}, the rest head-room), but {_gib(free)} are available; use a "
                 "smaller model.dtype, more GPUs (model.device=auto), or 8-bit weights (model.quantization=int8)"

@@ -56,6 +56,14 @@ class Carries(Protocol):
         """How far what the coming turn teaches reaches: its stream, the whole run, or no other turn."""
 
 
+@runtime_checkable
+class HasModels(Protocol):
+    """A method with models beside the target, which are prepared as the target is."""
+
+    def models(self) -> Sequence[TargetModel]:
+        """Those that are loaded by now; all of them once a stream has started."""
+
+
 @dataclass(frozen=True, slots=True)
 class Slot:
     """One turn of one question in one repeat: what every method answers, one after the other."""

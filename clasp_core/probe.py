@@ -98,9 +98,9 @@ class Scene:
     @classmethod
     @torch.inference_mode()
     def after(cls, target: TargetModel, prompt: Sequence[int], room: int) -> Scene:
-        """The full model over a prompt, with room for `room` more rows."""
+        """The full model over a prompt, with room for `room` more rows. The target's next scene ends this one."""
         tokens = torch.tensor(prompt, device=target.devices[0])
-        cache = target.new_cache(len(prompt) + room)
+        cache = target.turn_cache(len(prompt) + room)
         span = Span.causal(0, len(prompt))
         out = forward(target, tokens, span, cache, rows=slice(-1, None), keep_hidden=True)
         assert out.hidden is not None

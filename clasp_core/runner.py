@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Protocol
 
 import torch
 
 from clasp_core.decoding import Answer, Generation, decode
-from clasp_core.device import Clock, EnergyMeter, peak_memory_bytes, reset_peak_memory
+from clasp_core.device import Clock, EnergyMeter, free_memory, peak_memory_bytes, reset_peak_memory
 from clasp_core.divergence import divergence
 from clasp_core.errors import UserError
-from clasp_core.plan import Answerer, Carries, Forgetful, Informed, Method, Plan, Slot
+from clasp_core.plan import Answerer, Carries, Forgetful, HasModels, Informed, Method, Plan, Slot
 from clasp_core.prompting import Prompter
 from clasp_core.records import Question, TurnRecord
 from clasp_core.sampling import Randomness
@@ -77,6 +78,7 @@ class Runner:
 
     def warm_up(self) -> None:
         """Each method answers a short and a long prompt that are in no benchmark; nothing is stored or kept."""
+        self._prepare()
         first_turns = [len(self._prompter.ids(q.turns[:1], [])) for q in self._plan.questions]
         generation = Generation(self._plan.warm_up_tokens, frozenset(), self._plan.generation.sampling)
         for length in sorted({min(first_turns), max(first_turns)}):
@@ -101,15 +103,18 @@ class Runner:
         self._stored = {row.key: row for row in earlier}
         self.late = []
         num_failed = 0
-        for stream in self._plan.slots():
-            for method in self._plan.methods.values():
-                method.start_stream(self._target)
-            for slot in stream:
-                rows = self._turn(slot, store.run_id)
-                if rows:
-                    store.append(rows)
-                    progress.update(rows)
-                num_failed += sum(row.error is not None for row in rows)
+        with ExitStack() as stack:
+            for model in self._models:
+                stack.enter_context(model.without_recording())
+            for stream in self._plan.slots():
+                for method in self._plan.methods.values():
+                    method.start_stream(self._target)
+                for slot in stream:
+                    rows = self._turn(slot, store.run_id)
+                    if rows:
+                        store.append(rows)
+                        progress.update(rows)
+                    num_failed += sum(row.error is not None for row in rows)
         return num_failed
 
     def _turn(self, slot: Slot, run_id: str) -> list[TurnRecord]:
@@ -277,6 +282,35 @@ class Runner:
             f"{self._plan.max_positions} after long answers and would then be rows with an error; "
             "a lower generation.max_new_tokens avoids that"
         )
+
+    def _prepare(self) -> None:
+        """Record what the run will replay (on a GPU), of the target and of models beside it."""
+        models = [model for model in self._models if model.records]
+        for model in models:
+            try:
+                model.prepare(self._longest_turn())
+            except torch.OutOfMemoryError:
+                model.forgo_recordings()
+                free_memory()
+
+    @property
+    def _models(self) -> list[TargetModel]:
+        beside = (method.models() for method in self._plan.methods.values() if isinstance(method, HasModels))
+        return [self._target, *(model for models in beside for model in models)]
+
+    def _longest_turn(self) -> int:
+        """Slots that the longest turn may take: its prompt with full answers, the budget, a tree's side branches."""
+        budget = self._plan.generation.max_new_tokens
+        lengths = [
+            len(self._prompter.ids(question.turns[: turn + 1], [""] * turn))
+            + turn * budget
+            + max(budget, self._plan.warm_up_tokens)
+            for question in self._plan.questions
+            for turn in range(len(question.turns))
+        ]
+        longest = max(lengths) if self._plan.max_positions is None else min(max(lengths), self._plan.max_positions)
+        drafters = (method for method in self._plan.methods.values() if not isinstance(method, Answerer))
+        return longest + max((drafter.extra_slots(budget) for drafter in drafters), default=0)
 
     def _filler(self, length: int) -> list[int]:
         text = WARM_UP_TEXT

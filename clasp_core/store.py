@@ -185,7 +185,20 @@ def read_run(folder: str | Path) -> tuple[Manifest, list[TurnRecord]]:
 def read_texts(folder: str | Path) -> dict[str, Any] | None:
     """What `write_texts` stored, or None where a run has no such file; raises UserError for a damaged one."""
     path = Path(folder).resolve() / TEXTS
-    return _object(path, 1, path.read_bytes()) if path.exists() else None
+    if not path.exists():
+        return None
+    content = _object(path, 1, path.read_bytes())
+    pieces, questions = content.get("pieces"), content.get("questions")
+    well_formed = (
+        isinstance(pieces, dict)
+        and all(isinstance(piece, str | list) for piece in pieces.values())
+        and isinstance(questions, dict)
+        and all(isinstance(turns, dict) for turns in questions.values())
+        and all(isinstance(turns, list) for task in questions.values() for turns in task.values())
+    )
+    if not well_formed:
+        raise UserError(f"{path} is not of the shape that a run writes; delete it, and ids stand for the text")
+    return content
 
 
 def read_analysis(folder: str | Path) -> list[dict[str, Any]]:

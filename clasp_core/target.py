@@ -6,7 +6,8 @@ query and key-value heads of width `D`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -18,6 +19,7 @@ from clasp_core.attention import Span
 from clasp_core.blocks import Rotary, device_of, eager_block
 from clasp_core.errors import UserError
 from clasp_core.families import Wiring
+from clasp_core.graphs import PREPARED_ROWS, GraphedBlock, Graphs, Recorder, recorder_for
 from clasp_core.kv_cache import KVCache
 from clasp_core.sampling import check_finite
 from clasp_core.skip import LayerSkip
@@ -50,7 +52,8 @@ class HeadStart:
 class TargetModel:
     """A causal language model that can be run whole, in part, or one layer at a time."""
 
-    def __init__(self, model: Any, wiring: Wiring, engine: Engine = "eager"):
+    def __init__(self, model: Any, wiring: Wiring, engine: Engine = "eager", recorder: Recorder | None = None):
+        """`recorder` records the compiled engine's sub-layers; on NVIDIA GPUs, CUDA graphs do where none is given."""
         if engine not in get_args(Engine):
             raise UserError(f"engine is {engine!r}; it must be one of {', '.join(get_args(Engine))}")
         self.model = model
@@ -63,10 +66,13 @@ class TargetModel:
         self._lm_head: nn.Module = model.lm_head
         self.layer_devices = tuple(device_of(layer) for layer in self._layers)
         self.rotary = Rotary(model.model.rotary_emb, self.dtype)
-        fuser = fused.Fuser(model) if engine == "compiled" else None
+        self._graphs = self._new_graphs(recorder) if engine == "compiled" else None
+        fuser = fused.Fuser(model, self._graphs) if engine == "compiled" else None
         build = fuser.block if fuser is not None else eager_block
         self._blocks = [build(index, layer, wiring, self.rotary) for index, layer in enumerate(self._layers)]
         self._to_logits = fuser.product_of(self._lm_head) if fuser is not None else self._lm_head
+        if not any(isinstance(block, GraphedBlock) for block in self._blocks):
+            self._graphs = None
 
     @property
     def num_layers(self) -> int:
@@ -125,6 +131,60 @@ class TargetModel:
             dtype=self.dtype,
         )
 
+    def turn_cache(self, capacity: int) -> KVCache:
+        """An empty cache for a turn of up to `capacity` tokens. Those given before may not be used any more."""
+        return self._graphs.cache(capacity) if self._graphs is not None else self.new_cache(capacity)
+
+    @property
+    def records(self) -> bool:
+        """Whether sub-layers are recorded and replayed (CUDA graphs)."""
+        return self._graphs is not None
+
+    @contextmanager
+    def call_by_call(self) -> Iterator[None]:
+        """Every sub-layer call by call for a while: what recordings are compared with."""
+        recorded = self._blocks
+        self._blocks = [block.block if isinstance(block, GraphedBlock) else block for block in recorded]
+        try:
+            yield
+        finally:
+            self._blocks = recorded
+
+    def forgo_recordings(self) -> None:
+        """Run every sub-layer call by call from now on."""
+        self._graphs = None
+        self._blocks = [block.block if isinstance(block, GraphedBlock) else block for block in self._blocks]
+
+    @contextmanager
+    def without_recording(self) -> Iterator[None]:
+        """Replay what is recorded, and record no more: as long as a clock runs."""
+        if self._graphs is None:
+            yield
+            return
+        self._graphs.is_open = False
+        try:
+            yield
+        finally:
+            self._graphs.is_open = True
+
+    @torch.inference_mode()
+    def prepare(self, capacity: int) -> None:
+        """Record what passes of few rows over turns of up to `capacity` tokens replay, before a clock runs."""
+        if self._graphs is None:
+            return
+        self._graphs.resize(max(capacity, PREPARED_ROWS))
+        cache = self.turn_cache(max(capacity, PREPARED_ROWS))
+        tokens = torch.zeros(PREPARED_ROWS, dtype=torch.int64, device=self.devices[0])
+        for rows in range(1, PREPARED_ROWS + 1):
+            forward(self, tokens[:rows], Span.causal(0, rows), cache)
+
+    def _new_graphs(self, recorder: Recorder | None) -> Graphs | None:
+        record = recorder or recorder_for(self.layer_devices)
+        if record is None:
+            return None
+        num_groups = int(self.config.num_attention_heads) // self.num_kv_heads
+        return Graphs(record, self.new_cache, self.rotary, num_groups, self.head_width)
+
     def embed(self, tokens: Tensor) -> Tensor:
         """Token ids `T` -> states `T d`."""
         return self._embedding(tokens.to(device_of(self._embedding)))  # type: ignore[no-any-return]
@@ -178,7 +238,7 @@ class TargetModel:
 
     def _distance(self, theirs: Tensor, tokens: Tensor, widths: Sequence[int]) -> float:
         """Relative distance from Hugging Face's logits `T V` of ours, computed in passes of these widths."""
-        cache = self.new_cache(len(tokens))
+        cache = self.turn_cache(len(tokens))
         starts = [sum(widths[:index]) for index in range(len(widths))]
         ours = torch.cat([
             forward(self, tokens[start : start + width], Span.causal(start, width), cache).logits.float()
@@ -206,13 +266,13 @@ def forward(
     if head_start is not None:
         return Forward(target.head(_with_head_start(target, tokens, span, cache, head_start)[rows]), None)
     hidden = target.embed(tokens)
-    states = [hidden[rows]] if keep_hidden else []
+    states = [hidden[rows].clone()] if keep_hidden else []
     for index in range(target.num_layers):
         skip_attn, skip_mlp = (skip.attn[index], skip.mlp[index]) if skip is not None else (False, False)
         if not (skip_attn and skip_mlp):
             hidden = target.layer(index, hidden, span, cache, skip_attn=skip_attn, skip_mlp=skip_mlp)
         if keep_hidden:
-            states.append(hidden[rows])
+            states.append(hidden[rows].clone())  # not a view: a prompt's other rows would stay in memory
     return Forward(target.head(hidden[rows]), tuple(states) if keep_hidden else None)
 
 

@@ -16,6 +16,7 @@ import netrc
 import os
 import socket
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -29,6 +30,8 @@ from urllib.request import getproxies, proxy_bypass
 
 from clasp_core.errors import UserError
 from clasp_core.records import Manifest, TurnRecord
+from clasp_core.report import figures
+from clasp_core.report.runs import load
 from clasp_core.report.values import Running, config_of, estimators, ladders, summary_values, turns
 from clasp_core.store import MANIFEST, ROWS, SUMMARY, read_run
 
@@ -214,13 +217,19 @@ class Mirror:
             tables |= {"estimators": estimators(summary), "ladder": ladders(summary)}
             self._run.summary.update(summary_values(summary))
         self._run.log({name: wandb.Table(columns=list(columns), data=data) for name, (columns, data) in tables.items()})
-        if pictures := list(self._pictures()):
-            self._run.log({f"figures/{path.stem}": wandb.Image(str(path)) for path in pictures})
+        with tempfile.TemporaryDirectory() as folder:
+            pictures = {f"figures/{path.stem}": wandb.Image(str(path)) for path in self._pictures(Path(folder))}
+            if pictures:
+                self._run.log(pictures)
         self._run.log_artifact(self._artifact(wandb, manifest.run_id))
 
-    def _pictures(self) -> Iterator[Path]:
-        for pattern in ("*.png", "figures/*.png"):
-            yield from sorted(self._folder.glob(pattern))
+    def _pictures(self, folder: Path) -> Iterator[Path]:
+        """The figures that this run's rows are enough for."""
+        runs = load([self._folder])
+        for name in figures.names():
+            plot = figures.figure(name, runs)
+            if not isinstance(plot, figures.Missing):
+                yield next(path for path in plot.save(folder, name) if path.suffix == ".png")
 
     def _artifact(self, wandb: Any, run_id: str) -> Any:
         artifact = wandb.Artifact(f"run-{run_id}", type="run", description="the run folder's record")

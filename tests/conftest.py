@@ -16,13 +16,26 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from clasp_core.attention import Span
 from clasp_core.decoding import Answer, Drafter, Generation, Turn, Verified, decode
 from clasp_core.families import wiring_of
+from clasp_core.graphs import Recorder
 from clasp_core.kv_cache import KVCache
 from clasp_core.sampling import Randomness, Sampling
 from clasp_core.skip import LayerSkip
+from clasp_core.store import read_run
 from clasp_core.target import Engine, TargetModel, forward
 from clasp_core.verify import Draft
 
 ROOT = Path(__file__).resolve().parents[1]
+
+
+def committed_run() -> Path:
+    """The folder of the committed run of `make demo`: AR and CLaSp on our own questions."""
+    folders = (path.parent for path in sorted((ROOT / "results").glob("*/smollm2-135m-deep/*/rows.jsonl")))
+    manifests = {folder: read_run(folder)[0] for folder in folders}
+    return [
+        folder
+        for folder, manifest in manifests.items()
+        if manifest.methods == ["ar", "clasp"] and manifest.config.get("experiment") is None
+    ][-1]
 
 
 # ---- models
@@ -77,12 +90,13 @@ def make_target(
     sharpness: float = 2.5,
     depth_gain: float = 0.2,
     engine: Engine = "eager",
+    recorder: Recorder | None = None,
     **sizes: Any,
 ) -> TargetModel:
     """A wired small Llama."""
     config = llama_config(**sizes)
     model = random_model(config, seed=seed, sharpness=sharpness, depth_gain=depth_gain, dtype=dtype)
-    return TargetModel(model, wiring_of(config), engine)
+    return TargetModel(model, wiring_of(config), engine, recorder)
 
 
 @pytest.fixture(scope="session")

@@ -7,12 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from conftest import committed_run
 
 from clasp_core.report.__main__ import main
 from clasp_core.store import RunStore, read_run
 
-ROOT = Path(__file__).resolve().parents[1]
-REAL = ROOT / "results/xeon-2c/smollm2-135m-deep/20261129T202316Z-271c4007"
+REAL = committed_run()
+"""AR and CLaSp on `smollm2-135m-deep`, all greedy answers equal."""
 GROUP = "2026-11-29_20-00-00-abc123"
 TRACKER = {
     "mode": "auto", "project": "p", "entity": None, "group": GROUP, "job_type": "j", "tags": [], "dir": None,

@@ -1190,9 +1190,10 @@ def test_each_methods_exact_law_of_three_tokens_is_the_targets(
 
 
 @every_method
+@pytest.mark.parametrize("engine", ["eager", "compiled"])
 @pytest.mark.parametrize("offset", [0, 1, 4, 7])
-def test_each_method_stops_where_the_target_stops(name: str, offset: int) -> None:
-    target, prompt, expected = truth(torch.float32, 1)
+def test_each_method_stops_where_the_target_stops(name: str, offset: int, engine: Engine) -> None:
+    target, prompt, expected = truth(torch.float32, 1, engine=engine)
     stop_ids = [expected[offset], expected[offset + 9]]
     got = answer(target, from_yaml(name, exit_threshold=0.0), prompt, BUDGET, stop_ids=stop_ids)
     assert got.output_ids == stopped(expected, stop_ids)
@@ -1200,9 +1201,10 @@ def test_each_method_stops_where_the_target_stops(name: str, offset: int) -> Non
 
 
 @every_method
+@pytest.mark.parametrize("engine", ["eager", "compiled"])
 @pytest.mark.parametrize("budget", [1, 2, 7])
-def test_each_method_keeps_to_the_budget(name: str, budget: int) -> None:
-    target, prompt, expected = truth(torch.float32, 2)
+def test_each_method_keeps_to_the_budget(name: str, budget: int, engine: Engine) -> None:
+    target, prompt, expected = truth(torch.float32, 2, engine=engine)
     got = answer(target, from_yaml(name, exit_threshold=0.0), prompt, budget)
     assert got.output_ids == expected[:budget]
     check_counts(got, budget)

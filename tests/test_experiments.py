@@ -5,34 +5,39 @@ from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
+from hydra.errors import MissingConfigException
+from omegaconf import OmegaConf
 
 import run as entry
+from clasp_core.entry import keys
+from clasp_core.entry.building import build, build_methods, build_questions
+from clasp_core.entry.manifests import not_in_hash
 from clasp_core.errors import UserError
 from clasp_core.report.figures import Missing, figure
 from clasp_core.report.runs import load
-from clasp_core.store import read_analysis, read_run
+from clasp_core.store import RunStore, read_analysis, read_run
 
-FOLDER = Path(entry.CONF) / "experiment"
+FOLDER = Path(keys.CONF) / "experiment"
 NAMES = sorted(str(path.relative_to(FOLDER).with_suffix("")) for path in FOLDER.rglob("*.yaml"))
 EXPERIMENTS = [name for name in NAMES if name != "none"]
 
 
 def composed(*words):
     """The configuration, and the sweep that goes with it."""
-    entry.register()
-    with initialize_config_dir(str(entry.CONF), version_base="1.3"):
+    keys.register()
+    with initialize_config_dir(str(keys.CONF), version_base="1.3"):
         cfg = compose("config", overrides=list(words), return_hydra_config=True)
-        sweep = entry.OmegaConf.to_container(cfg.hydra.sweeper.params or entry.OmegaConf.create({}))
+        sweep = OmegaConf.to_container(cfg.hydra.sweeper.params or OmegaConf.create({}))
         mode = cfg.hydra.mode
         job = compose("config", overrides=list(words))
-    return entry.OmegaConf.to_container(job, resolve=True, throw_on_missing=True), sweep, mode
+    return OmegaConf.to_container(job, resolve=True, throw_on_missing=True), sweep, mode
 
 
 def build_all(config):
     """Everything that a run of it would build before it loads a model."""
     if config["analysis"]:
-        return entry.build(config["analysis"], "analysis")
-    return entry.build_methods(config)
+        return build(config["analysis"], "analysis")
+    return build_methods(config)
 
 
 def test_every_table_and_figure_of_the_paper_has_both_sizes():
@@ -45,11 +50,11 @@ def test_every_table_and_figure_of_the_paper_has_both_sizes():
 def test_every_experiment_composes_builds_and_names_itself(name):
     config, sweep, mode = composed(f"experiment={name}")
     assert config["experiment"] == name.split("/")[-1]
-    entry.build(config["model"], "model")
+    build(config["model"], "model")
     build_all(config)
     assert (mode is not None) == bool(sweep) == (config["experiment"] in ("fig4a", "fig4b", "fig4c", "fig5"))
     if name.startswith("laptop/"):
-        assert entry.build_questions(config)
+        assert build_questions(config)
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
@@ -78,7 +83,7 @@ def test_the_papers_settings_are_those_of_its_70b(tmp_path):
 
 def test_an_experiments_name_and_an_analysis_change_no_hash():
     """Rows of a run that was started without the experiment can be resumed with it."""
-    assert {"experiment", "analysis"} <= set(entry.not_in_hash({}))
+    assert {"experiment", "analysis"} <= set(not_in_hash({}))
 
 
 def tiny(tmp_path, shelf, name, *words):
@@ -120,14 +125,14 @@ def test_an_analysis_that_does_not_fit_leaves_nothing_behind(tmp_path):
 
 
 def test_a_stopped_analysis_says_so_and_keeps_what_it_found(tmp_path, monkeypatch):
-    real = entry.RunStore.append_analysis
+    real = RunStore.append_analysis
 
     def once(self, rows):
         if rows[0]["position"] == 2:
             raise KeyboardInterrupt
         real(self, rows)
 
-    monkeypatch.setattr(entry.RunStore, "append_analysis", once)
+    monkeypatch.setattr(RunStore, "append_analysis", once)
     with pytest.raises(UserError, match="interrupted; what was found so far is in"):
         tiny(tmp_path, entry.Shelf(), "fig3a", "generation.max_new_tokens=4")
     (folder,) = {path.parent for path in tmp_path.rglob("manifest.jsonl")}
@@ -147,8 +152,8 @@ def test_rows_of_an_analysis_are_plain_json(tmp_path):
     [("fig9", "unknown experiment 'fig9'"), ("laptop/fi3a", "unknown experiment/laptop 'fi3a'; did you mean fig3a")],
 )
 def test_an_unknown_experiment_is_explained_in_one_line(name, words):
-    with pytest.raises(entry.MissingConfigException) as caught:
+    with pytest.raises(MissingConfigException) as caught:
         composed(f"experiment={name}")
-    text = entry.explain(caught.value)
+    text = keys.explain(caught.value)
     assert text.startswith(words)
     assert "\n" not in text

@@ -35,11 +35,12 @@ CORE = {
     1: ("sampling", "kv_cache", "device", "attention", "families"),
     2: (
         *("target", "blocks", "fused", "placement", "hub", "checkpoint", "loading", "deep", "prompting", "texts"),
-        *("tiny", "synthetic", "native"),
+        *("tiny", "synthetic", "native", "graphs"),
     ),
     3: ("verify", "decoding", "drafting", "divergence"),
     4: ("clasp",),
     5: ("plan", "runner", "progress", "probe", "analysis"),
+    6: ("entry", *(f"entry.{name}" for name in ("keys", "building", "manifests"))),
 }
 """Modules of clasp_core by floor; `baselines` stands on floor 4. A new module needs a place here."""
 ASIDE = ("report", "tracking")
@@ -47,7 +48,7 @@ ASIDE = ("report", "tracking")
 FLOORS = {f"clasp_core.{name}": floor for floor, names in CORE.items() for name in names}
 MAY_IMPORT_TRANSFORMERS = {f"clasp_core.{name}" for name in ("placement", "checkpoint", "loading", "tiny", "synthetic")}
 MAY_IMPORT_IT_LATE = {"baselines.hf_generate"}
-MAY_IMPORT_HYDRA = {"run", "clasp_core.report.__main__"}
+MAY_IMPORT_HYDRA = {"run", "clasp_core.entry.keys", "clasp_core.entry.building", "clasp_core.report.__main__"}
 
 
 def sources() -> list[Path]:

@@ -7,6 +7,7 @@ from conftest import FakeClock, answer, ids
 from baselines.hf_generate import HFGenerate
 from clasp_core.decoding import Generation
 from clasp_core.drafting import NoDraft
+from clasp_core.errors import UserError
 from clasp_core.sampling import Randomness, Sampling
 
 
@@ -21,6 +22,16 @@ def test_its_greedy_answers_budgets_and_rounds_are_ours(tiny_target64, budget):
     assert theirs.output_ids == ours.output_ids
     assert theirs.rounds.num_emitted == ours.rounds.num_emitted
     assert theirs.stop_reason == ours.stop_reason == "length"
+
+
+def test_a_static_cache_gives_the_same_answers_turn_after_turn(tiny_target64):
+    static = HFGenerate("static")
+    for length in (9, 30, 4):
+        generation, prompt = Generation(20, frozenset()), ids(length)
+        got = static.answer(tiny_target64, prompt, generation, Randomness.seeded(0), FakeClock())
+        assert got.output_ids == generate(tiny_target64, prompt, 20).output_ids
+    with pytest.raises(UserError, match="cache is 'paged'; it must be one of dynamic, static"):
+        HFGenerate("paged")
 
 
 def test_it_stops_at_any_of_several_stop_tokens(tiny_target64):

@@ -10,6 +10,8 @@ from clasp_core.errors import UserError
 from clasp_core.metrics import counting, grading, losses, pairing, speedups
 from clasp_core.metrics.pairing import Pair
 from clasp_core.records import RoundTrace, TurnRecord
+from clasp_core.report import paper
+from clasp_core.skip import LayerSkip
 
 ESTIMATORS = {
     "paired_total": lambda found: speedups.paired_total(found, greedy=True),
@@ -404,10 +406,45 @@ def test_the_steps_of_the_ladder_multiply_to_what_was_measured():
     assert found.measured == pytest.approx(speedups.paired_decode(ladder_rows(), greedy=True).value, rel=1e-9)
 
 
-@pytest.mark.parametrize("c_bytes", [0.458, 0.535])
-def test_bytes_of_the_draft_are_passed_through(c_bytes):
+def read_bytes(d, inner, keys, vocab, num_layers, size=2):
+    """Weights that one token reads, of LLaMA-3's shape: queries and output d x d, keys and values d x `keys`."""
+    attn, mlp = size * (2 * d * d + 2 * d * keys), size * 3 * d * inner
+    return {"attn": [attn] * num_layers, "mlp": [mlp] * num_layers, "head": size * d * vocab}
+
+
+LLAMA3 = {"70b": read_bytes(8192, 28672, 1024, 128256, 80), "8b": read_bytes(4096, 14336, 1024, 128256, 32)}
+
+
+@pytest.mark.parametrize(("name", "num_skipped", "share"), [("70b", 44, 0.458), ("8b", 16, 0.535)])
+def test_bytes_of_a_draft_step_of_llama_3(name, num_skipped, share):
+    # 70B: a layer 151.0 M + 704.6 M, the head 1050.7 M: (36 * 855.6 + 1050.7) / (80 * 855.6 + 1050.7) = 0.458
+    code = LayerSkip.layers(len(LLAMA3[name]["attn"]), range(num_skipped)).code
+    rounds = replace(trace([3] * 5, drafted=[3] * 5, accepted=[2] * 5), skip=[code] * 5)
+    c_bytes = losses.c_bytes([row("m", n=16, rounds=rounds)], LLAMA3[name])
+    assert c_bytes == pytest.approx(share, abs=5e-4)
     found = losses.ladder(ladder_rows(), greedy=True, c_bytes=c_bytes)
     assert (found.c_bytes, found.ceiling) == (c_bytes, 1 / c_bytes)
+
+
+@pytest.mark.parametrize(
+    ("model", "c", "low", "high"), [("llama3-70b", 0.458, 0.87, 0.96), ("llama3-8b", 0.535, 0.73, 0.83)]
+)
+def test_the_papers_own_numbers_give_the_efficiencies_that_its_ladder_implies(model, c, low, high):
+    """Its tau and speed-up in a ladder whose drafts are all kept and cost their bytes: measured over (tau + 1) / (1 +
+    tau c)."""
+    efficiencies = []
+    for task in paper.TASKS:
+        cell, num = paper.table1()[0.0, model, "clasp", task], 100
+        accepted = [round(cell.tau * (i + 1)) - round(cell.tau * i) for i in range(num)]
+        seconds = [c * each for each in accepted]
+        emitted = [each + 1 for each in accepted]
+        rounds = replace(trace(emitted, drafted=accepted, accepted=accepted), draft_s=seconds)
+        n = sum(emitted) + 1
+        method = row("m", n=n, decode_s=(n - 1) / cell.speedup, rounds=rounds)
+        efficiencies.append(losses.ladder(pair_up([ar(n=n)], [method]), True, c).efficiency)
+        assert efficiencies[-1] == pytest.approx(cell.speedup * (1 + cell.tau * c) / (1 + cell.tau), rel=2e-2)
+    assert low <= round(min(efficiencies), 2)
+    assert round(max(efficiencies), 2) <= high
 
 
 def test_without_bytes_there_is_no_ceiling_and_the_rest_stands():

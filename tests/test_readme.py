@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 import yaml
+from conftest import committed_run
 
 import run as entry
 from clasp_core.decoding import Generation, decode
 from clasp_core.device import DeviceClock
 from clasp_core.drafting import NoDraft
+from clasp_core.report import readme, runs
 from clasp_core.report.__main__ import main as report
 from clasp_core.sampling import Randomness
 from clasp_core.tiny import TinyModel
@@ -33,8 +35,16 @@ def test_the_readme_shows_the_commands_that_users_need():
     assert any(" -m " in command for command in RUNS)
 
 
-@pytest.mark.parametrize("target", [command.split()[1] for command in COMMANDS if command.startswith("make")])
+def test_its_table_is_that_of_the_committed_rows():
+    (run,) = runs.load([committed_run()])
+    assert readme.measured(run, run.summary(), "results/demo.svg") in TEXT
+    assert (ROOT / "results/demo.svg").read_text() == readme.drawn(run, run.summary())
+
+
+@pytest.mark.parametrize("target", sorted(set(re.findall(r"(?:`|^)make ([a-z-]+)", TEXT, re.MULTILINE))))
 def test_every_make_target_of_the_readme_exists(target):
+    """With a rule: make is content with a phony target that has none."""
+    assert re.search(rf"^{target}:.*\n\t", (ROOT / "Makefile").read_text(), re.MULTILINE)
     done = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 

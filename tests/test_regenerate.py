@@ -4,11 +4,13 @@ import json
 
 import nbformat
 import pytest
+from conftest import committed_run
 from test_figures import pool, stored
 
 from clasp_core.errors import UserError
-from clasp_core.report import figures, notebooks
+from clasp_core.report import figures, notebooks, readme
 from clasp_core.report.__main__ import main
+from clasp_core.report.runs import load
 
 
 def notebook(path, *sources):
@@ -69,3 +71,32 @@ def test_a_folder_without_notebooks_is_refused_before_anything_is_made(tmp_path,
         main(["regenerate", str(root), "--out", str(tmp_path / "out"), "--notebooks", str(tmp_path / "none")])
     assert "holds no notebook; name their folder with --notebooks" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_a_readme_is_made_again_between_its_marks_only(tmp_path, capsys):
+    (run,) = load([committed_run()])
+    path, out, folder = tmp_path / "README.md", tmp_path / "out", tmp_path / "notebooks"
+    notebook(folder / "a.ipynb", "1")
+    path.write_text(f"before\n{readme.BEGIN}\nold\n{readme.END}\nafter\n")
+    words = ["regenerate", str(run.folder), "--out", str(out), "--notebooks", str(folder), "--readme", str(path)]
+    main(words)
+    assert capsys.readouterr().out.splitlines()[-1] == f"{path}, {out / 'demo.svg'}"
+    text = path.read_text()
+    assert text.startswith(f"before\n{readme.BEGIN}\n![The tables of `make demo TOKENS=")
+    assert text.endswith(f"measured over decode time.\n{readme.END}\nafter\n")
+    assert "](out/demo.svg)" in text
+    total = run.summary()["cells"]["clasp"]["overall"]["speedup"]["paired_total"]
+    assert f"| {total['value']:.2f} [{total['low']:.2f}, {total['high']:.2f}] | exact |\n" in text
+    assert "<svg" in (out / "demo.svg").read_text()
+    main(words)
+    assert path.read_text() == text
+
+
+@pytest.mark.parametrize("text", ["nothing", readme.BEGIN, f"{readme.END} {readme.BEGIN}"])
+def test_a_readme_without_marks_is_named_and_left_alone(tmp_path, text):
+    path = tmp_path / "README.md"
+    path.write_text(text)
+    with pytest.raises(UserError, match=r"README\.md lacks the lines <!-- measured: begin -->"):
+        readme.rewrite(path, load([committed_run()])[0], tmp_path)
+    assert [each.name for each in tmp_path.iterdir()] == ["README.md"]
+    assert path.read_text() == text

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import committed_run
 
 import run as entry
 from clasp_core.errors import UserError
@@ -22,11 +23,8 @@ from clasp_core.report.html import FILE_NAME, page, script_data, write
 from clasp_core.report.payload import page_record, skip_in_words
 from clasp_core.report.runs import load
 from clasp_core.skip import LayerSkip
-from clasp_core.store import RunStore, read_texts
+from clasp_core.store import TEXTS, RunStore, read_texts
 
-ROOT = Path(__file__).resolve().parents[1]
-COMMITTED = ROOT / "results" / "xeon-2c" / "smollm2-135m-deep" / "20261129T202316Z-271c4007"
-"""A run from before drafted ids and texts were kept."""
 DASH, TIMES = " \u2013 ", "\u00d7"
 PHONE = {"width": 390, "height": 844}
 HOSTILE = (
@@ -238,7 +236,7 @@ def test_switching_the_task_shows_the_summarys_numbers(visit: Callable[..., Visi
 
 def test_nothing_is_lost_at_phone_width(visit: Callable[..., Visit], tiny_run: Path) -> None:
     """The body never scrolls sideways; a table that is too wide scrolls in its own box."""
-    for folder in (tiny_run, COMMITTED):
+    for folder in (tiny_run, committed_run()):
         opened = visit(folder, viewport=PHONE)
         assert opened.overflow() <= 0
         opened.tab.evaluate("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
@@ -370,13 +368,27 @@ def test_a_failed_turn_shows_in_the_table_the_list_and_its_question(
     assert opened.texts(".answer.failed") == ["OutOfMemory: 3 GiB"]
 
 
-def test_a_run_from_before_the_ids_were_kept_opens_with_counts(visit: Callable[..., Visit]) -> None:
-    assert read_texts(COMMITTED) is None
-    opened = visit(COMMITTED)
-    assert "not a released model" in opened.tab.locator(".model").inner_text()
+def before_ids_were_kept(folder: Path, copy: Path) -> Path:
+    """A run as it was stored when rows held neither drafted ids nor paths, and no text lay beside them."""
+    shutil.copytree(folder, copy)
+    (copy / TEXTS).unlink()
+    rows = [json.loads(line) for line in (copy / "rows.jsonl").read_text().splitlines()]
+    for each in rows:
+        for key in ("drafted_ids", "accepted_path"):
+            del each["rounds"][key]
+    (copy / "rows.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
+    return copy
+
+
+def test_a_run_from_before_the_ids_were_kept_opens_with_counts(
+    visit: Callable[..., Visit], tiny_run: Path, tmp_path: Path
+) -> None:
+    folder = before_ids_were_kept(tiny_run, tmp_path / tiny_run.name)
+    assert read_texts(folder) is None
+    opened = visit(folder)
     opened.open_question()
     assert "kept no text" in opened.tab.locator(".detail").inner_text()
-    row = next(row for row in load([COMMITTED])[0].rows if row.method == "clasp")
+    row = next(row for row in load([folder])[0].rows if row.method == "clasp")
     box = opened.tab.locator(".detail .answer").nth(1)
     assert row.rounds is not None
     assert box.locator(".token.accepted").count() == sum(row.rounds.num_accepted)

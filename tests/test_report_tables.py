@@ -160,7 +160,7 @@ def test_what_spoils_a_number_is_said_below_the_table(tmp_path):
 
 
 def test_a_caption_names_machine_model_commit_and_date(tmp_path):
-    folder = store(tmp_path, full({"clasp": 2.0}), git={"revision": "abcdef0123456789", "dirty": True}, status="failed")
+    folder = store(tmp_path, full({"clasp": 2.0}), git={"revision": "abcdef0123456789", "dirty": True})
     caption = table_one(folder)[0].caption
     for part in (
         "xeon-2c",
@@ -168,9 +168,16 @@ def test_a_caption_names_machine_model_commit_and_date(tmp_path):
         "float16",
         "abcdef0123 with changes",
         "2026-11-29",
-        "status failed",
     ):
         assert part in caption
+
+
+@pytest.mark.parametrize("status", ["failed", "interrupted", "running"])
+def test_a_run_that_did_not_end_well_speaks_for_no_cell_and_is_named(tmp_path, status):
+    store(tmp_path, full({"clasp": 2.0}), status=status)
+    table = table_one(tmp_path)[0]
+    assert "No run of ours is in it." in table.caption
+    assert any(note.endswith(f"is in no table: its status is {status}") for note in table.notes)
 
 
 # check

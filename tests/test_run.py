@@ -8,10 +8,14 @@ import sys
 import time
 from pathlib import Path
 
+import hydra
 import pytest
 import yaml
+from omegaconf import OmegaConf
 
 import run as entry
+from clasp_core.entry import keys
+from clasp_core.entry.building import OWN_PACKAGES, build, build_methods
 from clasp_core.store import TEXTS, read_run, read_texts
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -212,6 +216,28 @@ def test_ctrl_c_before_anything_is_stored_ends_in_one_line(tmp_path, monkeypatch
     assert folders(tmp_path) == []
 
 
+def test_ctrl_c_ends_a_sweep_and_not_only_its_job(tmp_path, monkeypatch, capfd):
+    begun = []
+
+    def stop(runner, *arguments):
+        begun.append(runner)
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    monkeypatch.setattr(sys, "argv", ["run.py", "-m", *SMALL, "seed=1,2,3"])
+    monkeypatch.setattr(entry.Runner, "run", stop)
+    with pytest.raises(SystemExit) as end:
+        entry.main()
+    (folder,) = folders(tmp_path)
+    assert end.value.code == 130
+    assert len(begun) == 1
+    assert read_run(folder)[0].status == "interrupted"
+    assert f"error: interrupted; go on with the same command and resume={os.path.relpath(folder)}" in (
+        capfd.readouterr().err.splitlines()
+    )
+
+
 def test_the_draft_models_weights_are_part_of_what_decides_the_rows(command, tmp_path):
     words = ("method=sps", "method.sps.model._target_=clasp_core.tiny.TinyModel")
     absent = [f"~method.sps.model.{key}" for key in ("gguf", "cache_dir", "sha256")]
@@ -397,20 +423,20 @@ def test_every_yaml_names_a_class_of_this_project_whose_arguments_fit(path):
         if not isinstance(node, dict):
             return
         if "_target_" in node:
-            assert node["_target_"].startswith(entry.OWN_PACKAGES)
-            entry.hydra.utils.get_object(node["_target_"])
+            assert node["_target_"].startswith(OWN_PACKAGES)
+            hydra.utils.get_object(node["_target_"])
         for child in node.values():
             check(child)
 
     check(yaml.safe_load(path.read_text()))
     composed = {"method": f"method={path.stem}", "model": f"model={path.stem}", "task": f"task=[{path.stem}]"}
     if override := composed.get(path.parent.name):
-        entry.register()
-        with entry.hydra.initialize_config_dir(str(entry.CONF), version_base="1.3"):
-            cfg = entry.hydra.compose("config", overrides=[override])
-        config = entry.OmegaConf.to_container(cfg, resolve=True)
+        keys.register()
+        with hydra.initialize_config_dir(str(keys.CONF), version_base="1.3"):
+            cfg = hydra.compose("config", overrides=[override])
+        config = OmegaConf.to_container(cfg, resolve=True)
         if path.parent.name == "method":
             assert path.stem in config["method"]
-            entry.build_methods(config)
+            build_methods(config)
         elif path.parent.name == "model":
-            entry.build(config["model"], "model")
+            build(config["model"], "model")

@@ -74,7 +74,9 @@ def test_the_gpu_check_ends_well_without_a_gpu(capsys: pytest.CaptureFixture[str
 
 def test_the_gpu_check_gives_every_figure(capsys: pytest.CaptureFixture[str]) -> None:
     rows: list[dict[str, object]] = []
-    found = gpu.check(loaded(), rows, num_turns=1)  # type: ignore[arg-type]
+    faults: list[str] = []
+    found = gpu.check(loaded(), rows, faults, num_turns=1)  # type: ignore[arg-type]
+    assert faults == []
     passes = {"ar_ms", "bandwidth_share", "width_5", "draft_50", "dp_4"}
     assert passes | {"host_share", "clasp_efficiency", "ladder_verify"} <= set(found)
     assert {row["case"] for row in rows} >= {"ar_step", "read", "width-13", "prefill"}

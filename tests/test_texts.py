@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -70,4 +72,15 @@ def test_a_run_without_texts_has_none_and_damaged_ones_are_named(tmp_path: Path)
     assert read_texts(tmp_path) is None
     (tmp_path / TEXTS).write_text("{")
     with pytest.raises(UserError, match=r"texts\.json, line 1: not JSON"):
+        read_texts(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [{}, {"pieces": [], "questions": {}}, {"pieces": {"1": 2}, "questions": {}}, {"pieces": {}, "questions": None},
+     {"pieces": {}, "questions": {"qa": ["Where?"]}}, {"pieces": {}, "questions": {"qa": {"1": "Where?"}}}],
+)  # fmt: skip
+def test_texts_of_another_shape_are_named(tmp_path: Path, content: dict[str, Any]) -> None:
+    (tmp_path / TEXTS).write_text(json.dumps(content))
+    with pytest.raises(UserError, match=r"texts\.json is not of the shape that a run writes; delete it"):
         read_texts(tmp_path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -48,8 +48,12 @@ class Bench:
 
     @property
     def origin(self) -> str:
-        """Where its numbers come from, for a caption."""
-        return f"Timed passes of {self.path.name}, on {self.machine}, commit {self.revision}, {self.time[:10]}."
+        """Where its numbers come from, and over how many turns, for a caption."""
+        turns = sorted({len(timing.seconds) for cases in self.cases.values() for timing in cases.values()})
+        return (
+            f"n = {' or '.join(map(str, turns))} turns. Timed passes of {self.path.name}, on {self.machine}, commit "
+            f"{self.revision}, {self.time[:10]}."
+        )
 
 
 def newest(path: str | Path) -> Bench | None:
@@ -64,6 +68,13 @@ def newest(path: str | Path) -> Bench | None:
         raise UserError(f"{path} does not exist; name a results folder, or a file that `make bench` wrote")
     found = [each for each in path.rglob("*.json") if each.parent.name == FOLDER]
     return read(max(found, key=lambda each: (each.name, str(each)))) if found else None
+
+
+def beside(runs: Iterable[Path]) -> Bench | None:
+    """The latest file among the machines' folders that these run folders lie in."""
+    machines = dict.fromkeys(run.parent.parent for run in runs)
+    found = [bench for machine in machines if (machine / FOLDER).is_dir() and (bench := newest(machine / FOLDER))]
+    return max(found, key=lambda bench: bench.path.name, default=None)
 
 
 def read(path: Path) -> Bench:

@@ -68,17 +68,21 @@ def _named(estimator: str, task: str) -> str:
 def measured(runs: Sequence[Run]) -> tuple[dict[Line, Measured], list[str]]:
     """The run that speaks for each line, and a note on those that do not.
 
-    Of several runs one with a reference wins, then one on the paper's questions, then the one with most questions,
-    then the latest: runs are never pooled, since settings differ between them.
+    A run that did not end well speaks for none. Of several one with a reference wins, then one on the paper's
+    questions, then the one with most questions, then the latest: runs are never pooled, since settings differ.
     """
     by_line: dict[Line, list[Run]] = defaultdict(list)
-    for run in runs:
+    ended = [run for run in runs if run.manifest.status == "ok"]
+    for run in ended:
         for method in run.methods:
             by_line[run.temperature, run.model, method].append(run)
     winners = {line: max(found, key=partial(_weight, line[2])) for line, found in by_line.items()}
     summaries = {run.folder: run.summary() for run in {run.folder: run for run in winners.values()}.values()}
     chosen = {line: Measured(run, summaries[run.folder], line[2]) for line, run in winners.items()}
-    return chosen, _left_out(by_line, winners)
+    not_well = [
+        f"{run.manifest.run_id} is in no table: its status is {run.manifest.status}" for run in runs if run not in ended
+    ]
+    return chosen, [*not_well, *_left_out(by_line, winners)]
 
 
 def used_runs(found: Iterable[Measured]) -> list[Run]:

@@ -91,7 +91,8 @@ def _agreement(cells: Sequence[Datum], origin: str, left_out: Sequence[str]) -> 
         title="Agreement with the paper's Table 1",
         caption=(
             f"{len(cells)} speed-ups (ratios): {_tally(cells)}. agrees: the paper's value lies in our 95 % interval "
-            f"over questions; a signed number: ours minus the paper's, outside it. {origin}"
+            "over questions; a signed number: ours minus the paper's, outside it. tau stands in the CSV beside the "
+            f"paper's and is not judged, since what the paper counts is not certain. {origin}"
         ),
         cells=_grid(cells, ("temperature", "model", "method"), _said),
         data=pd.DataFrame(cells),

@@ -7,8 +7,9 @@ from functools import partial
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 
-import run as entry
 from clasp_core.drafting import NoDraft
+from clasp_core.entry.keys import register
+from clasp_core.entry.manifests import offline_search_s
 from clasp_core.kv_cache import KVCache
 from clasp_core.metrics.counting import count, shares
 from clasp_core.metrics.grading import grades
@@ -33,7 +34,7 @@ EQUAL_COUNTS = (
 
 def build(names: tuple[str, ...], model: str, overrides: tuple[str, ...] = ()) -> dict[str, Method]:
     """The methods of `conf/method`, as `python run.py method=[...] model=...` builds them; AR first."""
-    entry.register()
+    register()
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
         cfg = compose("config", overrides=[f"method=[{','.join(names)}]", f"model={model}", *overrides])
     return {"ar": NoDraft()} | {name: instantiate(cfg.method[name], _convert_="all") for name in names}
@@ -69,7 +70,7 @@ def searches_show_in_the_select_share() -> Point:
     methods = build(("self_sd", "swift", "clasp"), "smollm2-135m")
     rows = measure(load("smollm2-135m"), methods, sample(1)[:2], 160)
     select = {name: shares(row for row in rows if row.method == name).select or 0.0 for name in methods}
-    offline_s = entry.offline_search_s(methods).get("self_sd", 0.0)
+    offline_s = offline_search_s(methods).get("self_sd", 0.0)
     searches = {name: count(row for row in rows if row.method == name).num_searches for name in ("swift", "clasp")}
     holds = min(searches.values()) > 0 and select["swift"] > 0 and select["clasp"] > 0 and offline_s > 0
     figure = ", ".join(f"{name} {select[name]:.1%} in {number} searches" for name, number in searches.items())

@@ -7,16 +7,17 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 
-import run as entry
 from baselines.hf_generate import HFGenerate
 from clasp_core.checkpoint import LoadedModel
 from clasp_core.decoding import Generation
 from clasp_core.device import DeviceClock
 from clasp_core.drafting import NoDraft
+from clasp_core.entry.keys import register
 from clasp_core.plan import Method, Plan
 from clasp_core.progress import Bar
 from clasp_core.prompting import Prompter
@@ -51,7 +52,7 @@ class Rows:
 
 def load(name: str, engine: Engine = "compiled", **changes: str) -> LoadedModel:
     """The model of `conf/model/<name>.yaml`, with some of its keys changed."""
-    entry.register()
+    register()
     with initialize_config_dir(str(ROOT / "conf" / "model"), version_base="1.3"):
         node = compose(name, overrides=[f"{key}={value}" for key, value in changes.items()])
     model: LoadedModel = instantiate(node, _convert_="all").load(engine)
@@ -95,9 +96,9 @@ def measure(
     return store.rows
 
 
-def over_generate() -> list[float]:
+def over_generate(cache: Literal["dynamic", "static"] = "dynamic") -> list[float]:
     """Tokens/s of AR over those of Hugging Face's `generate`, turn by turn, on `smollm2-135m` and our questions."""
-    rows = measure(load("smollm2-135m"), {"ar": NoDraft(), "hf_generate": HFGenerate()}, sample(2), 64)
+    rows = measure(load("smollm2-135m"), {"ar": NoDraft(), "hf_generate": HFGenerate(cache)}, sample(2), 64)
     hf = {row.pair: row for row in rows if row.method == "hf_generate"}
     return [
         (hf[row.pair].total_s or 0) / hf[row.pair].num_new_tokens * row.num_new_tokens / row.total_s

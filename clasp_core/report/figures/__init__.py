@@ -35,14 +35,17 @@ def names() -> list[str]:
 
 
 def figure(name: str, runs: Sequence[Run]) -> Plot | Missing:
-    """One figure from the runs that have rows for it; `Missing` where none has. UserError for an unknown name."""
+    """One figure from the runs that ended well and have rows for it; `Missing` where none has.
+
+    UserError for an unknown name.
+    """
     if name not in names():
         close = difflib.get_close_matches(name, names(), n=1)
         hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(names())}"
         raise UserError(f"unknown figure {name!r}; {hint}")
     module = importlib.import_module(f"{__name__}.{name}")
     with styled():
-        plot: Plot | None = module.draw(runs)
+        plot: Plot | None = module.draw([run for run in runs if run.manifest.status == "ok"])
     return plot or Missing(name, module.NEEDS)
 
 

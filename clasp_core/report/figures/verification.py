@@ -11,7 +11,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from clasp_core.report.benches import FOLDER, Bench, Cases, Setting, by_width, newest
+from clasp_core.report.benches import Cases, Setting, beside, by_width
 from clasp_core.report.figures._canvas import Plot, cycle, legend_below, page
 from clasp_core.report.runs import Run
 
@@ -20,16 +20,15 @@ NEEDS = "timed passes beside the runs of a machine; `make bench` stores some"
 
 def draw(runs: Sequence[Run]) -> Plot | None:
     """A panel per model, precision and engine, a line per context; none without a `bench` folder beside the runs."""
-    bench = beside(runs)
+    bench = beside(run.folder for run in runs)
     if bench is None:
         return None
     lines_of = {setting: _lines(setting, cases) for setting, cases in bench.cases.items()}
     data = [line for lines in lines_of.values() for line in lines]
-    turns = sorted({len(timing.seconds) for cases in bench.cases.values() for timing in cases.values()})
     caption = (
-        "v: a pass of the target over so many rows (the drafted tokens and the one before them) in AR steps, median of "
-        f"{' or '.join(map(str, turns))} turns, each pass beside the step of its own turn. Dotted: a pass that costs "
-        f"as much as its rows one by one. {bench.origin}"
+        "v: a pass of the target over so many rows (the drafted tokens and the one before them) in AR steps, median "
+        "over turns, each pass beside the step of its own turn. Dotted: a pass that costs as much as its rows one by "
+        f"one. {bench.origin}"
     )
     panels = [
         (title, [line for setting in settings for line in lines_of[setting]])
@@ -50,13 +49,6 @@ def draw(runs: Sequence[Run]) -> Plot | None:
     shown = {label: handle for axes in flat for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     legend_below(figure, list(shown.values()), list(shown))
     return Plot(figure, data)
-
-
-def beside(runs: Sequence[Run]) -> Bench | None:
-    """The newest timed passes among the machines' folders that the runs lie in."""
-    machines = dict.fromkeys(run.folder.parent.parent for run in runs)
-    found = [bench for machine in machines if (machine / FOLDER).is_dir() and (bench := newest(machine / FOLDER))]
-    return max(found, key=lambda bench: bench.path.name, default=None)
 
 
 def _lines(setting: Setting, cases: Cases) -> list[dict[str, Any]]:
