@@ -89,7 +89,7 @@ def faults_of(model: LoadedModel, num_prompt: int = 60) -> list[str]:
         "a verification of 5 rows": lambda scene: _logits(scene, 5, None),
         "a draft step": lambda scene: _logits(scene, 1, skip),
         "the programme's state": lambda scene: (
-            select_layers(target, scene.cache, scene.states, scene.context - 1, target.num_layers // 2).state
+            select_layers(target, scene.cache, scene.states, scene.context - 1, target.num_layers // 2).final_state
         ),
     }
     found = []
