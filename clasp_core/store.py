@@ -8,6 +8,7 @@ beside empty rows.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -357,7 +358,13 @@ def _append(descriptor: int, path: Path, data: bytes) -> None:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Put a file in place whole or not at all; a failure leaves what was there before."""
+    """Put a file in place whole or not at all; a failure leaves what was there before.
+
+    A link's target is replaced, not the link. OSError for what is no file (a device, a folder).
+    """
+    path = path.resolve()
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "it is no regular file")
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "wb") as file:

@@ -199,9 +199,11 @@ def test_the_skip_map_takes_the_answer_whose_sets_change_most(tmp_path):
 def test_a_figure_without_data_says_so_in_one_line_and_leaves_nothing(tmp_path, capsys):
     root, out = stored(tmp_path, [ar(0)]), tmp_path / "out"
     for name in figures.names():
-        main(["figures", str(root), "--only", name, "--out", str(out)])
-        (line,) = capsys.readouterr().out.splitlines()
-        assert line.startswith(f"{name}: no data, not drawn; it needs ")
+        with pytest.raises(SystemExit) as end:
+            main(["figures", str(root), "--only", name, "--out", str(out)])
+        assert end.value.code == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"error: {name}: no data, not drawn; it needs ")
     assert not out.exists()
 
 

@@ -2,6 +2,7 @@
 
 import argparse
 import io
+import os
 import re
 
 import pandas as pd
@@ -97,3 +98,17 @@ def test_a_file_is_written_whole_or_left_alone(tmp_path, capsys):
 def test_unknown_numbers_are_written_as_such():
     assert span(None, 2.0) == span(1.0, None) == number(None) == "n/a"
     assert (span(1.0, 2.0), number(1.5)) == ("1.00-2.00", "1.50")
+
+
+def test_a_link_is_kept_and_what_is_no_file_is_refused(tmp_path):
+    target, link = tmp_path / "target.md", tmp_path / "link.md"
+    target.write_text("old")
+    link.symlink_to(target)
+    write(link, "new")
+    assert link.is_symlink()
+    assert target.read_text() == "new"
+    os.mkfifo(pipe := tmp_path / "pipe")
+    for other in (pipe, tmp_path):
+        with pytest.raises(UserError, match="it is no regular file; name another --out"):
+            write(other, "new")
+    assert pipe.is_fifo()

@@ -35,7 +35,7 @@ def add_to(commands: Any) -> None:
 
 def call(arguments: argparse.Namespace) -> None:
     """Print or write the tables."""
-    publish(tables(chosen(arguments)), arguments)
+    publish(tables([run for run in chosen(arguments) if run.rows]), arguments)
 
 
 def tables(runs: Sequence[Run]) -> list[Published]:

@@ -158,4 +158,7 @@ def _read(folder: Path, is_named: bool) -> Run | None:
             raise
         print(f"skipped: {error}", file=sys.stderr)
         return None
+    for note in manifest.notes:
+        if "torn last line" in note:
+            print(f"note: {folder}: {note}", file=sys.stderr)
     return Run(folder, manifest, tuple(rows))

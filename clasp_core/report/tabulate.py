@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import argparse
 import io
-import os
 import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +19,7 @@ from rich.text import Text
 
 from clasp_core.errors import UserError
 from clasp_core.report.runs import Run
+from clasp_core.store import replace_file
 
 WIDE = 170
 """Columns of a terminal table where the output is no terminal."""
@@ -71,19 +70,9 @@ def as_text(tables: Sequence[Published], form: str) -> str:
 def write(path: Path, text: str) -> None:
     """Write or replace a file at once; UserError where its folder cannot be written."""
     try:
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        replace_file(path, text.encode())
     except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}; make its folder, or name another --out") from error
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8", newline="") as file:
-            file.write(text)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException as error:
-        Path(temporary).unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise UserError(f"cannot write {path}: {error.strerror}; make room, or name another --out") from error
-        raise
+        raise UserError(f"cannot write {path}: {error.strerror}; name another --out") from error
 
 
 # Captions and cells

@@ -64,6 +64,8 @@ def call(arguments: argparse.Namespace) -> None:
     runs = chosen(arguments)
     for name in wanted:
         plot = figure(name, runs)
+        if isinstance(plot, Missing) and arguments.only:
+            raise UserError(str(plot))
         if isinstance(plot, Missing):
             print(plot)
         else:

@@ -25,7 +25,7 @@ def draw(runs: Sequence[Run]) -> Plot | None:
     if run is None or not data:
         return None
     caption = (
-        "Decode speed-up over AR (each panel on a scale of its own) that is left after each loss (MEASUREMENT 4): "
+        "Decode speed-up over AR (each panel on a scale of its own) that is left after each loss: "
         "ceiling = 1 / bytes of a draft step "
         "over "
         "AR's; oracle: not every token can be drafted, and a step costs more than its bytes; draft: rejected drafts; "
