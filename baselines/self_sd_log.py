@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -17,6 +16,7 @@ from typing import Any
 from baselines.self_sd_replay import Counts
 from clasp_core.errors import UserError
 from clasp_core.skip import LayerSkip
+from clasp_core.store import replace_file
 
 WAY_OUT = "move it away, or add search.replace=true"
 """What to do where a result is in the way."""
@@ -120,14 +120,4 @@ def earlier_search(path: Path) -> dict[str, Any] | None:
 def write_result(path: Path, result: Mapping[str, Any]) -> None:
     """Write or replace atomically: readers see the old file or the new one."""
     text = json.dumps(result, indent=2, allow_nan=False) + "\n"
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    replace_file(path, text.encode())

@@ -286,9 +286,10 @@ class Runner:
     def _prepare(self) -> None:
         """Record what the run will replay (on a GPU), of the target and of models beside it."""
         models = [model for model in self._models if model.records]
+        capacity = self._longest_turn() if models else 0
         for model in models:
             try:
-                model.prepare(self._longest_turn())
+                model.prepare(capacity)
             except torch.OutOfMemoryError:
                 model.forgo_recordings()
                 free_memory()

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from clasp_core import fused
 from clasp_core.attention import Span
-from clasp_core.blocks import Rotary, device_of, eager_block
+from clasp_core.blocks import Layer, Rotary, device_of, eager_block
 from clasp_core.errors import UserError
 from clasp_core.families import Wiring
 from clasp_core.graphs import PREPARED_ROWS, GraphedBlock, Graphs, Recorder, recorder_for
@@ -143,8 +143,7 @@ class TargetModel:
     @contextmanager
     def call_by_call(self) -> Iterator[None]:
         """Every sub-layer call by call for a while: what recordings are compared with."""
-        recorded = self._blocks
-        self._blocks = [block.block if isinstance(block, GraphedBlock) else block for block in recorded]
+        recorded, self._blocks = self._blocks, self._plain_blocks()
         try:
             yield
         finally:
@@ -153,7 +152,11 @@ class TargetModel:
     def forgo_recordings(self) -> None:
         """Run every sub-layer call by call from now on."""
         self._graphs = None
-        self._blocks = [block.block if isinstance(block, GraphedBlock) else block for block in self._blocks]
+        self._blocks = self._plain_blocks()
+
+    def _plain_blocks(self) -> list[Layer]:
+        """What is recorded, and the other layers as they are."""
+        return [block.block if isinstance(block, GraphedBlock) else block for block in self._blocks]
 
     @contextmanager
     def without_recording(self) -> Iterator[None]:
