@@ -67,7 +67,16 @@ class Projection(Protocol):
 
 
 class Layer(Protocol):
-    """One layer as its two residual sub-layers, as an engine computes them."""
+    """One layer, or one of its two residual sub-layers, as an engine computes it."""
+
+    def run(
+        self, hidden: Tensor, span: Span, cache: KVCache, *, skip_attn: bool = False, skip_mlp: bool = False
+    ) -> Tensor:
+        """States `T d` with the updates of the sub-layers that are not skipped added."""
+
+
+class InSteps(Layer, Protocol):
+    """A layer that computes one sub-layer after the other."""
 
     def attention(self, hidden: Tensor, span: Span, cache: KVCache) -> Tensor:
         """States `T d` with the attention's update added; a writing span leaves its keys and values in the cache."""
@@ -75,9 +84,17 @@ class Layer(Protocol):
     def feed_forward(self, hidden: Tensor) -> Tensor:
         """States `T d` with the MLP's update added."""
 
+    def run(
+        self, hidden: Tensor, span: Span, cache: KVCache, *, skip_attn: bool = False, skip_mlp: bool = False
+    ) -> Tensor:
+        """See `Layer`."""
+        if not skip_attn:
+            hidden = self.attention(hidden, span, cache)
+        return hidden if skip_mlp else self.feed_forward(hidden)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Block:
+class Block(InSteps):
     """A layer call by call. `rotary` is None where its queries and keys carry no position."""
 
     index: int
@@ -90,14 +107,14 @@ class Block:
     rotary: Rotary | None
 
     def attention(self, hidden: Tensor, span: Span, cache: KVCache) -> Tensor:
-        """See `Layer`."""
+        """See `InSteps`."""
         angles = self.rotary.of(span, hidden.device) if self.rotary is not None else None
         queries, keys, values = self.project(self.attn_norm(hidden), angles)
         out = attend(queries, keys, values, span, cache, layer=self.index, scale=self.scale)
         return hidden + self.out_proj(out.reshape(span.length, -1))
 
     def feed_forward(self, hidden: Tensor) -> Tensor:
-        """See `Layer`."""
+        """See `InSteps`."""
         return hidden + self.mlp(self.mlp_norm(hidden))
 
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from clasp_core.attention import Span, over_cache, prefix_and_self
-from clasp_core.blocks import Angles, Block, Rotary
+from clasp_core.blocks import Angles, Block, InSteps, Rotary
 from clasp_core.errors import UserError
 from clasp_core.kv_cache import KVCache
 
@@ -204,7 +204,7 @@ def _rounded(capacity: int) -> int:
     return -(-capacity // ROOM) * ROOM
 
 
-class GraphedBlock:
+class GraphedBlock(InSteps):
     """A layer whose sub-layers are replayed where rows are few and the cache is the recordings' own.
 
     `plain_mlp`: the MLP runs the same operations for all rows, as a mixture of experts does not.
@@ -216,7 +216,7 @@ class GraphedBlock:
         self._plain_mlp = plain_mlp
 
     def attention(self, hidden: Tensor, span: Span, cache: KVCache) -> Tensor:
-        """See `Layer`. Rows that see one another and write nothing (trials) are not recorded."""
+        """See `InSteps`. Rows that see one another and write nothing (trials) are not recorded."""
         run = _alone if span.alone else _written
         key = (self.block.index, run.__name__, span.length)
         is_kind = (span.write or span.alone) and span.length <= MAX_ROWS
@@ -230,7 +230,7 @@ class GraphedBlock:
         )
 
     def feed_forward(self, hidden: Tensor) -> Tensor:
-        """See `Layer`."""
+        """See `InSteps`."""
         key = (self.block.index, _feed_forward.__name__, hidden.shape[0])
         if hidden.shape[0] > MAX_ROWS or not self._plain_mlp or not self._graphs.has(key):
             return self.block.feed_forward(hidden)

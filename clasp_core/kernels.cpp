@@ -1,7 +1,7 @@
-// A decoder's sub-layers over few rows, on a CPU: each reads its weights once, whatever the number of rows.
+// A decoder's layers over few rows, on a CPU: each reads its weights once, whatever the number of rows.
 //
-// One call is one sub-layer in one parallel region: norm, projections, rotary embedding, attention over the cache,
-// residual. Every sum runs in an order that depends on neither the number of rows nor the number of threads, so a
+// One call is one layer, or one of its two sub-layers, in one parallel region: norm, projections, rotary embedding,
+// attention over the cache, residual; norm, gated MLP, residual. Every sum runs in an order that depends on neither the number of rows nor the number of threads, so a
 // row's result has the same bits alone (decoding), among others (verification) and beside masked ones (trees).
 //
 // Shapes as in Python: T rows, d width, Hq and H query and key-value heads of width D. Matrices are row-major,
@@ -166,13 +166,33 @@ __attribute__((noinline)) void tile(const Weight* matrix, const float* states, i
     }
 }
 
+// The rows of a matrix that a thread multiplies, each `size` long, and the weights that it reads after them: null where
+// nobody knows.
+template <typename Weight>
+struct Stretch {
+    const Weight* matrix;
+    int64_t size, first, last;
+    const Weight* after;
+
+    const Weight* begin() const { return matrix + first * size; }
+
+    // What to ask for while `rows` rows from `row` on are multiplied. Asked for beyond the last row, the memory would
+    // fetch what nobody needs and then start the next matrix cold.
+    const Weight* ahead_of(int64_t row, int64_t rows) const {
+        const Weight* const end = matrix + last * size;
+        const Weight* const ahead = matrix + row * size + BYTES_AHEAD / int64_t(sizeof(Weight));
+        return after && ahead + rows * size / 2 >= end ? after + (ahead - end) : ahead;
+    }
+};
+
 // Products of NW matrix rows from `row` on with all states, in passes of about the same number of states; `emit(matrix
 // row, state, product)`. Each pass asks for its share of the weights ahead, so that the memory works as long as the
 // arithmetic does.
 template <int NW, typename Weight, typename Emit>
-inline void strip(const Weight* matrix, int64_t size, int64_t row, const float* states, int num, const Emit& emit) {
-    const Weight* const first = matrix + row * size;
-    const Weight* const ahead = first + BYTES_AHEAD / int64_t(sizeof(Weight));
+inline void strip(const Stretch<Weight>& stretch, int64_t row, const float* states, int num, const Emit& emit) {
+    const int64_t size = stretch.size;
+    const Weight* const first = stretch.matrix + row * size;
+    const Weight* const ahead = stretch.ahead_of(row, NW);
     const int passes = (num + STATE_ROWS - 1) / STATE_ROWS, most = (num + passes - 1) / passes;
     constexpr int SHARE = (NW + 1) / 2;  // a third pass asks again for what the first has asked, which costs nothing
     for (int j = 0, asked = 0; j < num; j += most, asked = (asked + SHARE) % NW) {
@@ -189,20 +209,19 @@ inline void strip(const Weight* matrix, int64_t size, int64_t row, const float* 
     }
 }
 
-// All products of matrix rows `first .. last - 1`, each `size` long, with `num` rows of states.
+// All products of a stretch's rows with `num` rows of states.
 template <typename Weight, typename Emit>
-inline void products(const Weight* matrix, int64_t size, int64_t first, int64_t last, const float* states, int num,
-                     const Emit& emit) {
-    int64_t row = first;
-    for (; row + WEIGHT_ROWS <= last; row += WEIGHT_ROWS) strip<WEIGHT_ROWS>(matrix, size, row, states, num, emit);
-    for (; row < last; row++) strip<1>(matrix, size, row, states, num, emit);
+inline void products(const Stretch<Weight>& stretch, const float* states, int num, const Emit& emit) {
+    int64_t row = stretch.first;
+    for (; row + WEIGHT_ROWS <= stretch.last; row += WEIGHT_ROWS) strip<WEIGHT_ROWS>(stretch, row, states, num, emit);
+    for (; row < stretch.last; row++) strip<1>(stretch, row, states, num, emit);
 }
 
 struct Range {
     int64_t first, last;
 };
 
-// This thread's part of `total` things, in whole groups.
+// This thread's part of `total` things, in whole groups. Known inside a parallel region only.
 inline Range part(int64_t total, int64_t group) {
     const int64_t groups = (total + group - 1) / group, thread = omp_get_thread_num(), num = omp_get_num_threads();
     return {std::min(total, groups * thread / num * group), std::min(total, groups * (thread + 1) / num * group)};
@@ -316,9 +335,44 @@ inline bool sees(const Rows& rows, int64_t row, int64_t other) {
     return rows.visible ? rows.visible[row * rows.num + other] : other <= row;
 }
 
+// This thread's rows of a layer's matrices, as they are read one after the other. `after`: as in `Stretch`.
 template <typename Value>
-void attention(const Attention& layer, const Rows& rows, Value* keys, Value* values, int64_t capacity,
-               const Value* hidden, Value* result, int num_threads) {
+Stretch<Value> out_rows(const Attention& layer, const Value* after) {
+    const Range mine = part(layer.d, WEIGHT_ROWS);
+    return {static_cast<const Value*>(layer.out), layer.num_queries * layer.width, mine.first, mine.last, after};
+}
+
+template <typename Value>
+Stretch<Value> qkv_rows(const Attention& layer) {
+    const Range mine = part((layer.num_queries + 2 * layer.num_keys) * layer.width, WEIGHT_ROWS);
+    const auto* after = out_rows<Value>(layer, nullptr).begin();
+    return {static_cast<const Value*>(layer.qkv), layer.d, mine.first, mine.last, after};
+}
+
+template <typename Value>
+Stretch<Value> down_rows(const FeedForward& layer) {
+    const Range mine = part(layer.d, WEIGHT_ROWS);
+    return {static_cast<const Value*>(layer.down), layer.inner, mine.first, mine.last, nullptr};
+}
+
+template <typename Value>
+Stretch<Value> up_rows(const FeedForward& layer) {
+    const Range mine = part(layer.inner, LANES);
+    const auto* matrix = static_cast<const Value*>(layer.gate_up) + layer.inner * layer.d;
+    return {matrix, layer.d, mine.first, mine.last, down_rows<Value>(layer).begin()};
+}
+
+template <typename Value>
+Stretch<Value> gate_rows(const FeedForward& layer) {
+    const auto up = up_rows<Value>(layer);
+    return {static_cast<const Value*>(layer.gate_up), layer.d, up.first, up.last, up.begin()};
+}
+
+// The attention sub-layer as work that every thread of a parallel region does. `next`: the sub-layer that follows, or
+// null. `result` may be `hidden`.
+template <typename Value>
+auto attention(const Attention& layer, const FeedForward* next, const Rows& rows, Value* keys, Value* values,
+               int64_t capacity, const Value* hidden, Value* result) {
     const int T = int(rows.num);
     const int64_t D = layer.width, num_heads = layer.num_queries + 2 * layer.num_keys;
     const int64_t group = layer.num_queries / layer.num_keys, per_key = group * T;
@@ -340,14 +394,11 @@ void attention(const Attention& layer, const Rows& rows, Value* keys, Value* val
     Value* const own_values = own_keys + layer.num_keys * T * D;
     float* const attended = attended_room.data();         // T Hq D
 
-#pragma omp parallel num_threads(num_threads)
-    {
+    return [=] {
         const auto& normed = normalised(hidden, static_cast<const Value*>(layer.norm), layer.eps, T, layer.d);
-        const Range mine = part(num_heads * D, WEIGHT_ROWS);
-        products(static_cast<const Value*>(layer.qkv), layer.d, mine.first, mine.last, normed.data(), T,
-                 [&](int64_t n, int t, float total) {
-                     projected[t * num_heads * D + n] = total + (bias ? get(bias[n]) : 0.0f);
-                 });
+        products(qkv_rows<Value>(layer), normed.data(), T, [&](int64_t n, int t, float total) {
+            projected[t * num_heads * D + n] = total + (bias ? get(bias[n]) : 0.0f);
+        });
 #pragma omp barrier
 
         const Range places = part(T * num_heads, 1);
@@ -386,9 +437,11 @@ void attention(const Attention& layer, const Rows& rows, Value* keys, Value* val
             const Value* seen_values = values + key_head * capacity * D;
             const Value* beside_keys = own_keys + key_head * T * D;
             const Value* beside_values = own_values + key_head * T * D;
-            products(seen_keys, D, 0, rows.start, queries + first * D, num,
+            const Stretch<Value> seen_rows{seen_keys, D, 0, rows.start, seen_values};
+            const Stretch<Value> beside_rows{beside_keys, D, 0, T, nullptr};
+            products(seen_rows, queries + first * D, num,
                      [&](int64_t p, int j, float total) { scores[j * pitch + p] = total; });
-            products(beside_keys, D, 0, T, queries + first * D, num,
+            products(beside_rows, queries + first * D, num,
                      [&](int64_t p, int j, float total) { scores[j * pitch + rows.start + p] = total; });
             for (int j = 0; j < num; j++) {
                 float* const row = scores + j * pitch;
@@ -409,20 +462,19 @@ void attention(const Attention& layer, const Rows& rows, Value* keys, Value* val
         }
 #pragma omp barrier
 
-        const Range outs = part(layer.d, WEIGHT_ROWS);
-        products(static_cast<const Value*>(layer.out), layer.num_queries * D, outs.first, outs.last, attended, T,
-                 [&](int64_t n, int t, float total) {
-                     const int64_t at = t * layer.d + n;
-                     put(result + at, get(hidden[at]) + (total + (out_bias ? get(out_bias[n]) : 0.0f)));
-                 });
-    }
+        const Value* const after = next ? gate_rows<Value>(*next).begin() : nullptr;
+        products(out_rows(layer, after), attended, T, [&](int64_t n, int t, float total) {
+            const int64_t at = t * layer.d + n;
+            put(result + at, get(hidden[at]) + (total + (out_bias ? get(out_bias[n]) : 0.0f)));
+        });
+    };
 }
 
+// The MLP sub-layer, likewise.
 template <typename Value>
-void feed_forward(const FeedForward& layer, const Value* hidden, Value* result, int64_t num, int num_threads) {
+auto feed_forward(const FeedForward& layer, const Value* hidden, Value* result, int64_t num) {
     const int T = int(num);
     const int64_t inner = layer.inner;
-    const auto* gate_up = static_cast<const Value*>(layer.gate_up);
     const auto* bias = static_cast<const Value*>(layer.gate_up_bias);
     const auto* down_bias = static_cast<const Value*>(layer.down_bias);
     static thread_local std::vector<float> gates_room, gated_room;
@@ -431,17 +483,15 @@ void feed_forward(const FeedForward& layer, const Value* hidden, Value* result, 
     float* const gates = gates_room.data();
     float* const gated = gated_room.data();
 
-#pragma omp parallel num_threads(num_threads)
-    {
+    return [=] {
         const auto& normed = normalised(hidden, static_cast<const Value*>(layer.norm), layer.eps, T, layer.d);
-        const Range mine = part(inner, LANES);
-        products(gate_up, layer.d, mine.first, mine.last, normed.data(), T, [&](int64_t n, int t, float total) {
+        const auto mine = up_rows<Value>(layer);
+        products(gate_rows<Value>(layer), normed.data(), T, [&](int64_t n, int t, float total) {
             gates[t * inner + n] = total + (bias ? get(bias[n]) : 0.0f);
         });
-        products(gate_up + inner * layer.d, layer.d, mine.first, mine.last, normed.data(), T,
-                 [&](int64_t n, int t, float total) {
-                     gated[t * inner + n] = total + (bias ? get(bias[inner + n]) : 0.0f);
-                 });
+        products(mine, normed.data(), T, [&](int64_t n, int t, float total) {
+            gated[t * inner + n] = total + (bias ? get(bias[inner + n]) : 0.0f);
+        });
         for (int t = 0; t < T; t++) {
             const float* gate = gates + t * inner;
             float* up = gated + t * inner;
@@ -452,13 +502,30 @@ void feed_forward(const FeedForward& layer, const Value* hidden, Value* result, 
         }
 #pragma omp barrier
 
-        const Range outs = part(layer.d, WEIGHT_ROWS);
-        products(static_cast<const Value*>(layer.down), inner, outs.first, outs.last, gated, T,
-                 [&](int64_t n, int t, float total) {
-                     const int64_t at = t * layer.d + n;
-                     put(result + at, get(hidden[at]) + (total + (down_bias ? get(down_bias[n]) : 0.0f)));
-                 });
-    }
+        products(down_rows<Value>(layer), gated, T, [&](int64_t n, int t, float total) {
+            const int64_t at = t * layer.d + n;
+            put(result + at, get(hidden[at]) + (total + (down_bias ? get(down_bias[n]) : 0.0f)));
+        });
+    };
+}
+
+// A layer, or the one of its sub-layers that is not null.
+template <typename Value>
+void layer(const Attention* attn, const FeedForward* mlp, const Rows& rows, Value* keys, Value* values,
+           int64_t capacity, const Value* hidden, Value* result, int num_threads) {
+    const auto region = [num_threads](const auto& work) {
+#pragma omp parallel num_threads(num_threads)
+        work();
+    };
+    if (!mlp) return region(attention(*attn, nullptr, rows, keys, values, capacity, hidden, result));
+    if (!attn) return region(feed_forward(*mlp, hidden, result, rows.num));
+    const auto first = attention(*attn, mlp, rows, keys, values, capacity, hidden, result);
+    const auto second = feed_forward<Value>(*mlp, result, result, rows.num);
+    region([&] {
+        first();
+#pragma omp barrier
+        second();
+    });
 }
 
 template <typename Value>
@@ -472,7 +539,8 @@ void linear(const Value* states, const Value* weight, const Value* bias, Value* 
 #pragma omp parallel num_threads(num_threads)
     {
         const Range mine = part(num_out, WEIGHT_ROWS);
-        products(weight, size, mine.first, mine.last, rows, T, [&](int64_t n, int t, float total) {
+        const Stretch<Value> stretch{weight, size, mine.first, mine.last, nullptr};
+        products(stretch, rows, T, [&](int64_t n, int t, float total) {
             put(result + t * num_out + n, total + (bias ? get(bias[n]) : 0.0f));
         });
     }
@@ -482,14 +550,11 @@ void linear(const Value* states, const Value* weight, const Value* bias, Value* 
 
 // `keys` and `values` are `H capacity D`, states `T d`. Nothing is checked here; the caller has.
 #define FOR_DTYPE(NAME, VALUE)                                                                                       \
-    extern "C" void attention_##NAME(const Attention* layer, const Rows* rows, void* keys, void* values,            \
-                                     int64_t capacity, const void* hidden, void* result, int num_threads) {         \
-        attention(*layer, *rows, static_cast<VALUE*>(keys), static_cast<VALUE*>(values), capacity,                   \
-                  static_cast<const VALUE*>(hidden), static_cast<VALUE*>(result), num_threads);                      \
-    }                                                                                                                \
-    extern "C" void feed_forward_##NAME(const FeedForward* layer, const void* hidden, void* result, int64_t num,     \
-                                        int num_threads) {                                                           \
-        feed_forward(*layer, static_cast<const VALUE*>(hidden), static_cast<VALUE*>(result), num, num_threads);      \
+    extern "C" void layer_##NAME(const Attention* attn, const FeedForward* mlp, const Rows* rows, void* keys,       \
+                                 void* values, int64_t capacity, const void* hidden, void* result,                   \
+                                 int num_threads) {                                                                  \
+        layer(attn, mlp, *rows, static_cast<VALUE*>(keys), static_cast<VALUE*>(values), capacity,                    \
+              static_cast<const VALUE*>(hidden), static_cast<VALUE*>(result), num_threads);                          \
     }                                                                                                                \
     extern "C" void linear_##NAME(const void* states, const void* weight, const void* bias, void* result,           \
                                   int64_t num, int64_t size, int64_t num_out, int num_threads) {                     \

@@ -1,8 +1,8 @@
-"""The fast engine on a CPU: whole sub-layers by the compiled kernels of `kernels.cpp`.
+"""The fast engine on a CPU: whole layers by the compiled kernels of `kernels.cpp`.
 
 torch's own products either read the weights at full speed for one row only, or want a second, packed copy of them, and
-each of the forty small calls around them costs more than its arithmetic. One compiled call for each sub-layer has
-neither fault. The kernels are built once for each processor, source and compiler, by the machine's C++ compiler.
+each of the forty small calls around them costs more than its arithmetic. One compiled call for each layer has neither
+fault. The kernels are built once for each processor, source and compiler, by the machine's C++ compiler.
 """
 
 from __future__ import annotations
@@ -62,13 +62,11 @@ class Kernels:
     def __init__(self, library: ctypes.CDLL, dtype: torch.dtype):
         name = str(dtype).removeprefix("torch.")
         address, number, threads = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
-        self.attention = library[f"attention_{name}"]
-        self.attention.argtypes = (address, address, address, address, number, address, address, threads)
-        self.feed_forward = library[f"feed_forward_{name}"]
-        self.feed_forward.argtypes = (address, address, address, number, threads)
+        self.layer = library[f"layer_{name}"]
+        self.layer.argtypes = (address, address, address, address, address, number, address, address, threads)
         self._linear = library[f"linear_{name}"]
         self._linear.argtypes = (address, address, address, address, number, number, number, threads)
-        for kernel in (self.attention, self.feed_forward, self._linear):
+        for kernel in (self.layer, self._linear):
             kernel.restype = None
 
     def linear(self, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -136,7 +134,7 @@ def _processor() -> str:
 
 
 class NativeBlock:
-    """A layer of plain weights: each sub-layer is one kernel call where rows are few, and `block`'s where not.
+    """A layer of plain weights: one kernel call where rows are few, and `block`'s two sub-layers where not.
 
     `qkv` and `gate_up` are the fused weights and biases; `layer` holds the others.
     """
@@ -147,47 +145,42 @@ class NativeBlock:
         self._kernels = kernels
         self._block = block
         self._held = (layer, qkv, gate_up)  # the structures below know addresses only
-        self._attention = _Attention(
+        attention = _Attention(
             norm=_address(attn_norm.weight), eps=attn_norm.variance_epsilon, scale=block.scale,
             qkv=_address(qkv[0]), qkv_bias=_address(qkv[1]),
             out=_address(attn.o_proj.weight), out_bias=_address(attn.o_proj.bias), d=attn.o_proj.out_features,
             num_queries=attn.q_proj.out_features // attn.head_dim,
             num_keys=attn.k_proj.out_features // attn.head_dim, width=attn.head_dim,
         )  # fmt: skip
-        self._feed_forward = _FeedForward(
+        feed_forward = _FeedForward(
             norm=_address(mlp_norm.weight), eps=mlp_norm.variance_epsilon,
             gate_up=_address(gate_up[0]), gate_up_bias=_address(gate_up[1]),
             down=_address(mlp.down_proj.weight), down_bias=_address(mlp.down_proj.bias),
             d=mlp.down_proj.out_features, inner=mlp.down_proj.in_features,
         )  # fmt: skip
+        self._attention, self._feed_forward = ctypes.byref(attention), ctypes.byref(feed_forward)
 
-    def attention(self, hidden: Tensor, span: Span, cache: KVCache) -> Tensor:
-        """See `Block`."""
+    def run(
+        self, hidden: Tensor, span: Span, cache: KVCache, *, skip_attn: bool = False, skip_mlp: bool = False
+    ) -> Tensor:
+        """See `Layer`."""
         if span.length > MAX_ROWS:
-            return self._block.attention(hidden, span, cache)
-        cache.check_room(span.start, span.length if span.write else 0)
+            return self._block.run(hidden, span, cache, skip_attn=skip_attn, skip_mlp=skip_mlp)
+        if skip_attn and skip_mlp:
+            return hidden
+        if not skip_attn:
+            cache.check_room(span.start, span.length if span.write else 0)
         hidden = hidden.contiguous()
         out = torch.empty_like(hidden)
-        self._kernels.attention(
-            ctypes.byref(self._attention), ctypes.byref(self._rows(span)), *cache.addresses[self._block.index],
-            cache.capacity, hidden.data_ptr(), out.data_ptr(), torch.get_num_threads(),
-        )  # fmt: skip
-        return out
-
-    def feed_forward(self, hidden: Tensor) -> Tensor:
-        """See `Block`."""
-        if hidden.shape[0] > MAX_ROWS:
-            return self._block.feed_forward(hidden)
-        hidden = hidden.contiguous()
-        out = torch.empty_like(hidden)
-        self._kernels.feed_forward(
-            ctypes.byref(self._feed_forward), hidden.data_ptr(), out.data_ptr(), hidden.shape[0],
+        self._kernels.layer(
+            None if skip_attn else self._attention, None if skip_mlp else self._feed_forward, self._rows(span),
+            *cache.addresses[self._block.index], cache.capacity, hidden.data_ptr(), out.data_ptr(),
             torch.get_num_threads(),
         )  # fmt: skip
         return out
 
-    def _rows(self, span: Span) -> _Rows:
-        """The span as the kernel wants it, once for all layers of one kind."""
+    def _rows(self, span: Span) -> Any:
+        """The address of the span as the kernel wants it, made once for all layers of one kind."""
         rotary = self._block.rotary
         rows, _ = span.once(("native", rotary is not None), lambda: _as_structure(span, rotary))
         return rows
@@ -197,7 +190,7 @@ Weights = tuple[Tensor, Tensor | None]
 """A fused product's weight `d_out d_in` and bias."""
 
 
-def _as_structure(span: Span, rotary: Rotary | None) -> tuple[_Rows, tuple[Tensor | None, ...]]:
+def _as_structure(span: Span, rotary: Rotary | None) -> tuple[Any, tuple[Tensor | None, ...]]:
     """With the tensors whose addresses it holds."""
     cpu = torch.device("cpu")
     cos, sin = rotary.table(span.last_position + 1, cpu) if rotary is not None else (None, None)
@@ -207,7 +200,7 @@ def _as_structure(span: Span, rotary: Rotary | None) -> tuple[_Rows, tuple[Tenso
         positions=_address(positions), visible=_address(visible), cos=_address(cos), sin=_address(sin),
         num=span.length, start=span.start, write=span.write, alone=span.alone,
     )  # fmt: skip
-    return rows, (positions, visible, cos, sin)
+    return ctypes.byref(rows), (positions, visible, cos, sin)
 
 
 def _address(tensor: Tensor | None) -> int | None:

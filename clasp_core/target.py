@@ -203,13 +203,8 @@ class TargetModel:
         skip_mlp: bool = False,
     ) -> Tensor:
         """States `T d` after layer `index`, on that layer's device. A skipped sub-layer writes nothing."""
-        block = self._blocks[index]
         hidden = hidden.to(self.layer_devices[index])
-        if not skip_attn:
-            hidden = block.attention(hidden, span, cache)
-        if not skip_mlp:
-            hidden = block.feed_forward(hidden)
-        return hidden
+        return self._blocks[index].run(hidden, span, cache, skip_attn=skip_attn, skip_mlp=skip_mlp)
 
     def head(self, hidden: Tensor) -> Tensor:
         """States `T d` -> logits `T V`; the final norm is inside."""
