@@ -1,8 +1,9 @@
 // A decoder's layers over few rows, on a CPU: each reads its weights once, whatever the number of rows.
 //
 // One call is one layer, or one of its two sub-layers, in one parallel region: norm, projections, rotary embedding,
-// attention over the cache, residual; norm, gated MLP, residual. Every sum runs in an order that depends on neither the number of rows nor the number of threads, so a
-// row's result has the same bits alone (decoding), among others (verification) and beside masked ones (trees).
+// attention over the cache, residual; norm, gated MLP, residual. Every sum runs in an order that depends on neither the
+// number of rows nor the number of threads, so a row's result has the same bits alone (decoding), among others
+// (verification) and beside masked ones (trees).
 //
 // Shapes as in Python: T rows, d width, Hq and H query and key-value heads of width D. Matrices are row-major,
 // weights `out in`. Arithmetic is float32; weights, states and the cache are float32 or bfloat16.

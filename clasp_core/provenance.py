@@ -42,6 +42,12 @@ def git_state(root: Path) -> dict[str, Any]:
     return {"revision": revision, "dirty": None if changes is None else bool(changes)}
 
 
+def commit_of(state: Mapping[str, Any]) -> str:
+    """A `git_state` in words: the first ten digits of the revision, and whether files had changed since."""
+    changed = " with changes" if state.get("dirty") else ""
+    return f"{str(state.get('revision') or 'unknown')[:10]}{changed}"
+
+
 def package_versions(names: Iterable[str] = PACKAGES) -> dict[str, str]:
     """The installed version of each package; packages that are absent are left out."""
     found = {"python": platform.python_version()}

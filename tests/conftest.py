@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,15 +23,14 @@ from clasp_core.skip import LayerSkip
 from clasp_core.store import read_run
 from clasp_core.target import Engine, TargetModel, forward
 from clasp_core.verify import Draft
+from tests import committed
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
 def committed_run() -> Path:
     """The folder of the committed run of `make demo`: AR and CLaSp on our own questions; none of the user's own."""
-    known = subprocess.run(["git", "ls-files", "results"], cwd=ROOT, capture_output=True, text=True, check=True)
-    rows = (ROOT / line for line in known.stdout.splitlines() if line.endswith("rows.jsonl"))
-    folders = sorted(path.parent for path in rows if path.parent.parent.name == "smollm2-135m-deep")
+    folders = committed.runs("smollm2-135m-deep")
     manifests = {folder: read_run(folder)[0] for folder in folders}
     return [
         folder

@@ -150,6 +150,13 @@ def test_one_run_speaks_for_a_line_and_the_others_are_named(tmp_path):
     assert "clasp on llama3-8b at T=0 is shown from run-1, and not from run-2, run-3, run-4" in greedy.notes
 
 
+def test_of_runs_on_as_many_questions_the_one_that_compares_most_methods_speaks(tmp_path):
+    store(tmp_path, full({"clasp": 2.0, "swift": 1.5}), "run-1")
+    store(tmp_path, full({"clasp": 3.0}), "run-2", start="2026-11-30T00:00:00Z")
+    greedy, _ = table_one(tmp_path)
+    assert set(only(greedy.data, status="measured")["run_id"]) == {"run-1"}
+
+
 def test_what_spoils_a_number_is_said_below_the_table(tmp_path):
     rows = full({"clasp": 2.0})
     rows[-1] = replace(rows[-1], output_ids=[99] * 13)

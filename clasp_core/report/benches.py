@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 from clasp_core import costs
 from clasp_core.costs import RegimeWord, WidthCost
 from clasp_core.errors import UserError
-from clasp_core.provenance import machine_slug
+from clasp_core.provenance import commit_of, machine_slug
 from clasp_core.timings import READ, STEP, Timing
 
 FOLDER, SCHEMA = "bench", 1
@@ -97,13 +97,12 @@ def _bench(path: Path, content: Mapping[str, Any]) -> Bench:
     for row in content["rows"]:
         setting = Setting(row["model"], row["dtype"], row["engine"], int(row["context"]))
         cases[setting][row["case"]] = Timing.from_json(row)
-    found, git = content["fingerprint"], content["git"]
-    changed = " with changes" if git.get("dirty") else ""
+    found = content["fingerprint"]
     return Bench(
         path=path,
         time=str(content["time"]),
         machine=machine_slug(found["machine"], found.get("accelerators")),
-        revision=f"{str(git.get('revision') or 'unknown')[:10]}{changed}",
+        revision=commit_of(content["git"]),
         cases=dict(sorted(cases.items())),
     )
 

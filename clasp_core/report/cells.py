@@ -69,7 +69,8 @@ def measured(runs: Sequence[Run]) -> tuple[dict[Line, Measured], list[str]]:
     """The run that speaks for each line, and a note on those that do not.
 
     A run that did not end well speaks for none. Of several one with a reference wins, then one on the paper's
-    questions, then the one with most questions, then the latest: runs are never pooled, since settings differ.
+    questions, then the one with most questions, then the one that compares most methods, then the latest: runs are
+    never pooled, since settings differ.
     """
     by_line: dict[Line, list[Run]] = defaultdict(list)
     ended = [run for run in runs if run.manifest.status == "ok"]
@@ -109,9 +110,10 @@ def on_the_papers_questions(run: Run) -> bool:
     return run.question_files == [QUESTIONS]
 
 
-def _weight(method: str, run: Run) -> tuple[bool, bool, int, str]:
+def _weight(method: str, run: Run) -> tuple[bool, bool, int, int, str]:
     questions = {(row.task, row.question_id) for row in counting.finished(run.of(method))}
-    return (run.reference is not None, on_the_papers_questions(run), len(questions), run.manifest.start)
+    size = (len(questions), len(run.methods))
+    return (run.reference is not None, on_the_papers_questions(run), *size, run.manifest.start)
 
 
 def _left_out(by_line: Mapping[Line, Sequence[Run]], winners: Mapping[Line, Run]) -> list[str]:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from clasp_core.provenance import differing, value_at
+from clasp_core.provenance import commit_of, differing, value_at
 from clasp_core.report.runs import Run
 from clasp_core.report.summary import OVERALL
 from clasp_core.report.values import Columns, estimators, ladders
@@ -99,9 +99,9 @@ def run_table(comparison: Comparison) -> Columns:
 
 def _about(run: Run) -> list[Any]:
     manifest = run.manifest
-    revision = f"{str(manifest.git['revision'])[:10]}{' + changes' if manifest.git['dirty'] else ''}"
     names, tasks = " ".join(run.methods), " ".join(run.tasks)
-    return [manifest.run_id, manifest.status, manifest.start, run.model, names, tasks, run.temperature, revision]
+    head = [manifest.run_id, manifest.status, manifest.start, run.model]
+    return [*head, names, tasks, run.temperature, commit_of(manifest.git)]
 
 
 def _reference_speed(entry: Entry) -> float | None:

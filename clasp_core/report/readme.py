@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from clasp_core.errors import UserError
+from clasp_core.provenance import commit_of
 from clasp_core.report.printing import render
 from clasp_core.report.runs import Run
 from clasp_core.report.summary import OVERALL
@@ -89,12 +90,11 @@ def _caption(run: Run, overall: Mapping[str, Any]) -> str:
     manifest = run.manifest
     machine = manifest.fingerprint["machine"]
     options, generation = manifest.config["method"][METHOD], manifest.config["generation"]
-    changed = " with changes" if manifest.git.get("dirty") else ""
     return (
         f"CLaSp on `{run.model}` against AR by the same loop: {options['skip_ratio']:.0%} of the layers skipped, "
         f"greedy, {manifest.model['dtype']}, {generation['max_new_tokens']} tokens a turn, our "
         f"{overall['num_questions']} questions. {machine['cpu']}, {machine['num_cores']} cores, no GPU, torch "
-        f"{manifest.versions['torch']}, commit `{str(manifest.git.get('revision'))[:7]}`{changed}, "
+        f"{manifest.versions['torch']}, commit {commit_of(manifest.git)}, "
         f"{manifest.start[:10]}; the rows are run `{manifest.run_id}` below `results/`."
     )
 

@@ -18,6 +18,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from clasp_core.errors import UserError
+from clasp_core.provenance import commit_of
 from clasp_core.report.runs import Run
 from clasp_core.store import replace_file
 
@@ -85,13 +86,11 @@ def provenance(runs: Iterable[Run]) -> str:
 
 def _origin(run: Run) -> str:
     manifest = run.manifest
-    revision = str(manifest.git.get("revision") or "unknown")[:10]
-    changed = " with changes" if manifest.git.get("dirty") else ""
     label, dtype = manifest.model.get("label", run.model), manifest.model.get("dtype", "unknown dtype")
     state = "" if manifest.status == "ok" else f", status {manifest.status}"
     return (
         f"Run {manifest.run_id}: {run.model} ({label}), {dtype}, on {run.machine}, "
-        f"commit {revision}{changed}, {manifest.start[:10]}{state}."
+        f"commit {commit_of(manifest.git)}, {manifest.start[:10]}{state}."
     )
 
 

@@ -13,10 +13,11 @@ from pathlib import Path
 
 from clasp_core.report import ladders, table1
 from clasp_core.report.html import page, write
-from clasp_core.report.runs import Run, load
+from clasp_core.report.runs import load
+from tests import committed
 from tests.acceptance.bench import ROOT, Point
+from tests.committed import RESULTS
 
-RESULTS = ROOT / "results"
 NOTEBOOKS = ROOT / "notebooks"
 PREDICTED_WITHIN = 0.1
 VIEWPORTS = {"desktop": (1280, 900), "phone": (390, 844)}
@@ -31,9 +32,7 @@ def golden_rows_give_the_hand_computed_answers() -> Point:
 
 def ladders_multiply_and_predict() -> Point:
     """On the committed runs of `smollm2-135m-deep`: every ladder's product, and its prediction cell by cell."""
-    runs = _committed()
-    if not runs:
-        return Point(False, f"no run below {RESULTS}")
+    runs = load(committed.runs("smollm2-135m-deep"))
     cells = ladders.tables(runs)[0].data.dropna(subset=["measured"])
     product = (cells["product_over_measured"] - 1).abs().max()
     far = cells[cells["predicted_over_measured"].abs() > PREDICTED_WITHIN]
@@ -63,11 +62,16 @@ def table1_has_both_sides() -> Point:
 def all_is_regenerated_as_committed() -> Point:
     """One command gives the committed figures' data, tables, notebooks and README again, from the committed rows."""
     with tempfile.TemporaryDirectory() as made:
+        rows = Path(made) / "rows"
+        for path in committed.files():
+            copy = rows / path.relative_to(RESULTS)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, copy)
         out, notebooks, readme = Path(made) / "results", Path(made) / "notebooks", Path(made) / "README.md"
         shutil.copytree(NOTEBOOKS, notebooks)
         shutil.copy(ROOT / "README.md", readme)
         places = ("--out", str(out), "--notebooks", str(notebooks), "--readme", str(readme))
-        done = _report("regenerate", str(RESULTS), *places)
+        done = _report("regenerate", str(rows), *places)
         if done.returncode:
             return Point(False, _last_line(done))
         again = {
@@ -107,7 +111,7 @@ def the_page_opens_in_a_browser() -> Point:
     tested = _tests("tests/test_report_page.py")
     folder = ROOT / "outputs" / "acceptance"
     folder.mkdir(parents=True, exist_ok=True)
-    newest = [run for run in _committed() if run.rows][-1]
+    newest = load(committed.runs("smollm2-135m-deep"))[-1]
     write(folder / "report.html", page(newest))
     shots, complaints = screenshots(folder / "report.html", folder)
     return Point(
@@ -135,10 +139,6 @@ def screenshots(path: Path, folder: Path) -> tuple[list[str], list[str]]:
             shots.append(str((folder / f"{name}.png").relative_to(ROOT)))
         browser.close()
     return shots, complaints
-
-
-def _committed() -> list[Run]:
-    return [run for run in load([RESULTS]) if run.model == "smollm2-135m-deep"]
 
 
 def fast_paths_are_the_eager_path() -> Point:

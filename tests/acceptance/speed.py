@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import resource
-import subprocess
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -28,6 +27,7 @@ from clasp_core.metrics.speedups import disturbed, paired_decode, paired_total, 
 from clasp_core.probe import Case, Scene, cases_of, time_cases
 from clasp_core.prompting import Prompter
 from clasp_core.timings import READ, STEP, Timing
+from tests import committed
 from tests.acceptance.baselines import build
 from tests.acceptance.bench import ROOT, Point, load, measure, over_generate, sample, spec_bench
 
@@ -211,7 +211,7 @@ def store(rows: list[dict[str, Any]], found: dict[str, float]) -> dict[str, floa
     machine = provenance.machine()
     folder = ROOT / "results" / provenance.machine_slug(machine, provenance.accelerators()) / "bench"
     folder.mkdir(parents=True, exist_ok=True)
-    earlier = committed(folder)
+    earlier = committed.files(folder)
     last: dict[str, float] = json.loads(earlier[-1].read_text())["figures"] if earlier else {}
     content = {
         "schema": 1,
@@ -226,13 +226,6 @@ def store(rows: list[dict[str, Any]], found: dict[str, float]) -> dict[str, floa
     path.write_text(json.dumps(content) + "\n")
     print(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
     return last
-
-
-def committed(folder: Path) -> list[Path]:
-    """The files of a folder that git knows, by name; all of them where this is no checkout."""
-    done = subprocess.run(["git", "ls-files", "--", str(folder)], cwd=ROOT, capture_output=True, text=True)
-    known = [ROOT / line for line in done.stdout.splitlines()] if done.returncode == 0 else list(folder.glob("*"))
-    return sorted(path for path in known if path.suffix == ".json" and path.is_file())
 
 
 POINTS = {"engine-speed": engine_is_fast, "clasp-deep-speed": clasp_pays_on_the_deep_model}

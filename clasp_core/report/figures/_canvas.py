@@ -17,6 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from clasp_core.errors import UserError
+from clasp_core.provenance import commit_of
 from clasp_core.report.runs import Run
 
 STYLE = Path(__file__).parent / "clasp.mplstyle"
@@ -104,9 +105,13 @@ def origin(runs: Sequence[Run]) -> str:
     labels = dict.fromkeys(f"{run.manifest.model['label']}, {run.manifest.model['dtype']}" for run in runs)
     machines = dict.fromkeys(run.machine for run in runs)
     temperatures = dict.fromkeys("greedy" if run.greedy else f"temperature {run.temperature:g}" for run in runs)
+    commits = dict.fromkeys(commit_of(run.manifest.git) for run in runs)
     ids = list(dict.fromkeys(run.manifest.run_id for run in runs))
     which = ids[0] if len(ids) == 1 else f"{ids[0]} to {ids[-1]} ({len(ids)} runs)"
-    return f"Model: {'; '.join(labels)}. Machine: {', '.join(machines)}; {', '.join(temperatures)}. Rows: {which}."
+    return (
+        f"Model: {'; '.join(labels)}. Machine: {', '.join(machines)}; {', '.join(temperatures)}. Rows: {which}, commit "
+        f"{', '.join(commits)}."
+    )
 
 
 def cycle(axes: Axes) -> Iterator[dict[str, Any]]:
