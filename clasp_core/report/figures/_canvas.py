@@ -106,7 +106,7 @@ def origin(runs: Sequence[Run]) -> str:
     machines = dict.fromkeys(run.machine for run in runs)
     temperatures = dict.fromkeys("greedy" if run.greedy else f"temperature {run.temperature:g}" for run in runs)
     commits = dict.fromkeys(commit_of(run.manifest.git) for run in runs)
-    ids = list(dict.fromkeys(run.manifest.run_id for run in runs))
+    ids = sorted({run.manifest.run_id for run in runs})
     which = ids[0] if len(ids) == 1 else f"{ids[0]} to {ids[-1]} ({len(ids)} runs)"
     return (
         f"Model: {'; '.join(labels)}. Machine: {', '.join(machines)}; {', '.join(temperatures)}. Rows: {which}, commit "
