@@ -93,9 +93,13 @@ class Linear:
 
     def __call__(self, rows: Tensor) -> Tensor:
         """`T d_in` -> `T d_out`."""
-        if self.kernels is None or rows.shape[0] > native.MAX_ROWS:
-            return linear(rows, *self.weights)
-        return self.kernels.linear(rows, *self.weights)
+        weight, bias = self.weights
+        if self.kernels is not None and rows.shape[0] <= native.MAX_ROWS:
+            return self.kernels.linear(rows, weight, bias)
+        if self.kernels is not None and rows.dtype == torch.bfloat16 and not native.multiplies_bfloat16():
+            wide_bias = bias.float() if bias is not None else None
+            return linear(rows.float(), weight.float(), wide_bias).to(rows.dtype)
+        return linear(rows, weight, bias)
 
 
 def fuse(modules: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:

@@ -8,6 +8,7 @@ fault. The kernels are built once for each processor, source and compiler, by th
 from __future__ import annotations
 
 import ctypes
+import functools
 import hashlib
 import os
 import platform
@@ -78,6 +79,14 @@ class Kernels:
             torch.get_num_threads(),
         )  # fmt: skip
         return out
+
+
+@functools.cache
+def multiplies_bfloat16() -> bool:
+    """Whether the processor has products of bfloat16; torch's are slower than its float32 ones where it has not."""
+    capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # from torch 2.13 on
+    x86 = capabilities.get("architecture") == "x86_64"
+    return not x86 or any(capabilities.get(name, False) for name in ("avx512_bf16", "amx_bf16"))
 
 
 def build() -> ctypes.CDLL:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +38,12 @@ def committed_run() -> Path:
         for folder, manifest in manifests.items()
         if manifest.methods == ["ar", "clasp"] and manifest.config.get("experiment") is None
     ][-1]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _ctrl_c_is_heard() -> None:
+    """A shell that starts the tests in the background has them ignore Ctrl-C, and the runs that they stop with it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 # ---- models

@@ -90,6 +90,18 @@ def test_a_product_is_the_plain_one_for_any_number_of_rows(rows: int, dtype: tor
     assert float((found.double() - exact).abs().max()) < {torch.bfloat16: 0.1}.get(dtype, 1e-4)
 
 
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_a_long_bfloat16_pass_is_rounded_once_where_the_processor_has_no_such_products(
+    with_bias: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "multiplies_bfloat16", lambda: False)
+    weight, bias, states = (torch.randn(*shape).bfloat16() for shape in ((24, 21), (24,), (65, 21)))
+    exact = states.double() @ weight.double().T + (bias.double() if with_bias else 0)
+    found = fused.Linear(weight, bias if with_bias else None, kernels_of(torch.bfloat16))(states)
+    assert found.dtype == torch.bfloat16
+    assert bool(((found.double() - exact).abs() <= 2**-8 * exact.abs() + 1e-5).all())
+
+
 @pytest.mark.parametrize("dtype", native.DTYPES)
 def test_a_row_of_a_product_is_the_same_to_the_bit_at_every_width(dtype: torch.dtype) -> None:
     weight, states = torch.randn(37, 45).to(dtype), torch.randn(native.MAX_ROWS, 45).to(dtype)

@@ -37,6 +37,13 @@ def cases(context=128, model="m", wide=1.2):
     ]
 
 
+def turn(method, tokens_per_s, host=0.01, **more):
+    """Two answers of a method that spends half of its decode time in drafts."""
+    setting = {"model": "m", "dtype": "float32", "engine": "compiled", "method": method, "num_turns": 2}
+    parts = {"draft": 0.5, "verify": 0.4, "select": 0.09, "host": host, "prefill": 0.25}
+    return setting | parts | {"tokens_per_s": tokens_per_s, "peak_memory_bytes": 1_500_000_000} | more
+
+
 def bench(folder, rows, name="20261129T180000Z", **more):
     path = folder / "xeon-2c" / "bench" / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -79,6 +86,18 @@ def test_the_regime_has_a_name(tmp_path, wide, read_bytes, word):
     (found,) = benches.read(bench(tmp_path, rows)).cases.values()
     assert benches.extra_row(found) == pytest.approx((0.05 + (wide - 1) / 4) / 2)
     assert benches.regime(found) == word
+
+
+def test_whole_answers_have_a_line_per_method_and_what_is_unknown_says_so(tmp_path):
+    unknown = dict.fromkeys(("draft", "verify", "select", "host"))
+    bench(tmp_path, cases(), turns=[turn("clasp", 26.04), turn("hf_generate", 12.0, **unknown)])
+    table = probe.tables(benches.newest(tmp_path))[-1]
+    names = ["m", "float32", "compiled"]
+    assert table.cells.to_numpy().tolist() == [
+        [*names, "clasp", "2", "26.0", "50.0 %", "40.0 %", "9.0 %", "1.0 %", "25.0 %", "1.5"],
+        [*names, "hf_generate", "2", "12.0", "n/a", "n/a", "n/a", "n/a", "25.0 %", "1.5"],
+    ]
+    assert table.data["tokens_per_s"].tolist() == [26.04, 12.0]
 
 
 def test_a_width_that_one_setting_lacks_is_left_empty(tmp_path):
@@ -140,7 +159,8 @@ def test_what_the_bench_stores_is_what_the_report_reads(tmp_path, monkeypatch):
     from tests.acceptance import speed
 
     monkeypatch.setattr(speed, "ROOT", tmp_path)
-    speed.store(cases(), {"x": 1.0})
+    speed.store(cases(), [turn("ar", 20.0)], {"x": 1.0})
     found = benches.newest(tmp_path)
     assert isinstance(found.path, Path)
     assert [setting.model for setting in found.cases] == ["m"]
+    assert [turns.method for turns in found.turns] == ["ar"]

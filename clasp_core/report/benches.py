@@ -1,4 +1,4 @@
-"""Timed passes of `results/<machine>/bench/*.json`: finding the newest file, and its cases by name."""
+"""Timed passes of `results/<machine>/bench/*.json`: finding the newest file, its cases by name, whole answers."""
 
 from __future__ import annotations
 
@@ -37,6 +37,25 @@ Cases: TypeAlias = Mapping[str, Timing]
 
 
 @dataclass(frozen=True, slots=True)
+class Turns:
+    """A few whole answers of one method: their speed, the shares of decode time, and those of all time for prefill."""
+
+    model: str
+    dtype: str
+    engine: str
+    method: str
+    num_turns: int
+    tokens_per_s: float | None
+    draft: float | None
+    verify: float | None
+    select: float | None
+    host: float | None
+    prefill: float | None
+    peak_memory_bytes: int | None
+    """Of the process that ran all methods."""
+
+
+@dataclass(frozen=True, slots=True)
 class Bench:
     """One file: where it lies, when and on what it was made, and the cases of each setting."""
 
@@ -45,15 +64,18 @@ class Bench:
     machine: str
     revision: str
     cases: Mapping[Setting, Cases]
+    turns: tuple[Turns, ...]
 
     @property
     def origin(self) -> str:
         """Where its numbers come from, and over how many turns, for a caption."""
         turns = sorted({len(timing.seconds) for cases in self.cases.values() for timing in cases.values()})
-        return (
-            f"n = {' or '.join(map(str, turns))} turns. Timed passes of {self.path.name}, on {self.machine}, commit "
-            f"{self.revision}, {self.time[:10]}."
-        )
+        return f"n = {' or '.join(map(str, turns))} turns. Timed passes {self.source}"
+
+    @property
+    def source(self) -> str:
+        """The file, the machine, the commit and the day."""
+        return f"of {self.path.name}, on {self.machine}, commit {self.revision}, {self.time[:10]}."
 
 
 def newest(path: str | Path) -> Bench | None:
@@ -104,6 +126,7 @@ def _bench(path: Path, content: Mapping[str, Any]) -> Bench:
         machine=machine_slug(found["machine"], found.get("accelerators")),
         revision=commit_of(content["git"]),
         cases=dict(sorted(cases.items())),
+        turns=tuple(Turns(**row) for row in content.get("turns", ())),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from statistics import median
 from typing import Any, TypeAlias
 
@@ -39,8 +40,10 @@ def call(arguments: argparse.Namespace) -> None:
 
 
 def tables(bench: Bench) -> list[Published]:
-    """A step and its regime, verification by width, draft steps by share of skipped layers, the programme."""
-    return [_steps(bench), _verification(bench), _drafts(bench), _programmes(bench)]
+    """A step and its regime, verification by width, draft steps by share of skipped layers, the programme; whole
+    answers where some were timed."""
+    passes = [_steps(bench), _verification(bench), _drafts(bench), _programmes(bench)]
+    return [*passes, _answers(bench)] if bench.turns else passes
 
 
 def _steps(bench: Bench) -> Published:
@@ -150,6 +153,28 @@ def _programmes(bench: Bench) -> Published:
     )
 
 
+def _answers(bench: Bench) -> Published:
+    data = [asdict(turns) for turns in bench.turns]
+    parts = ("draft", "verify", "select", "host", "prefill")
+    texts = {
+        "n": _written("num_turns", str),
+        "tokens/s": _written("tokens_per_s", lambda speed: number(speed, 1)),
+        **{part: _written(part, percent) for part in parts},
+        "peak GB": _written("peak_memory_bytes", _gigabytes),
+    }
+    return Published(
+        title="Whole answers: what each method spends where",
+        caption=(
+            "tokens/s: all tokens over all time, prefill inside. draft, verify, select (searches) and host (all else) "
+            "are shares of decode time, prefill of all time. n: turns. peak GB: memory of the process that ran all "
+            f"methods of a model and dtype. Answers {bench.source}"
+        ),
+        cells=_frame(data, texts, ("model", "dtype", "engine", "method")),
+        data=pd.DataFrame(data),
+        num_labels=4,
+    )
+
+
 # Cells
 
 
@@ -161,9 +186,11 @@ def _written(key: str, write: Callable[[Any], str]) -> Callable[[Datum], str]:
     return lambda datum: "n/a" if datum[key] is None else write(datum[key])
 
 
-def _frame(data: Sequence[Datum], texts: dict[str, Callable[[Datum], str]]) -> pd.DataFrame:
-    lines = [[*(str(datum[name]) for name in NAMES), *(write(datum) for write in texts.values())] for datum in data]
-    return pd.DataFrame(lines, columns=[*NAMES, *texts])
+def _frame(
+    data: Sequence[Datum], texts: dict[str, Callable[[Datum], str]], names: Sequence[str] = NAMES
+) -> pd.DataFrame:
+    lines = [[*(str(datum[name]) for name in names), *(write(datum) for write in texts.values())] for datum in data]
+    return pd.DataFrame(lines, columns=[*names, *texts])
 
 
 def _wide(found: Mapping[Setting, Mapping[int, float]]) -> pd.DataFrame:

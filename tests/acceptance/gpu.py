@@ -70,7 +70,7 @@ def main(names: Sequence[str]) -> int:
         del model
         gc.collect()
         free_memory()
-    store(rows, found)
+    store(rows, [], found)
     for fault in faults:
         print(f"FAULT {fault}")
     print(json.dumps({key: round(value, 4) for key, value in found.items()}))

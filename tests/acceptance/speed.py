@@ -6,20 +6,25 @@ Its last line is one JSON document. The points of `make acceptance` read the sam
 from __future__ import annotations
 
 import json
-import resource
+import re
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict
 from datetime import UTC, datetime
+from itertools import product
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
 
+from baselines.hf_generate import HFGenerate
 from clasp_core import provenance
 from clasp_core.checkpoint import LoadedModel
 from clasp_core.device import DeviceClock
-from clasp_core.metrics.counting import shares
+from clasp_core.metrics.counting import end_to_end_tokens_per_s, shares
 from clasp_core.metrics.grading import grades
 from clasp_core.metrics.losses import ladder
 from clasp_core.metrics.pairing import pairs
@@ -36,6 +41,7 @@ SKIP_SHARES = (0.25, 0.5, 0.75)
 CONTEXTS = (128, 512)
 MODELS = ("smollm2-135m", "smollm2-135m-deep")
 DTYPES = ("float32", "bfloat16")
+METHODS = ("clasp", "self_sd", "swift", "layerskip", "sps", "pld", "random_skip", "oracle", "hf_generate")
 NUM_TURNS, NUM_TRIES = 9, 2
 LIMITS: dict[str, tuple[float, float]] = {
     "ar_over_hf": (1.25, float("inf")),
@@ -90,6 +96,31 @@ def clasp_shares(name: str) -> tuple[float, float]:
     return found.select or 0.0, found.host or 0.0
 
 
+def whole_turns(name: str, dtype: str) -> list[dict[str, Any]]:
+    """Rows to store: how fast every method answers two questions, and where its time goes."""
+    model = load(name, dtype=dtype)
+    methods = build(METHODS, name) | {"hf_generate_static": HFGenerate("static")}
+    rows = measure(model, methods, sample(1)[:2], 64)
+    of = {method: [row for row in rows if row.method == method] for method in methods}
+    setting = {"model": name, "dtype": dtype, "engine": model.target.engine, "peak_memory_bytes": peak_memory_bytes()}
+    return [
+        setting
+        | {"method": method, "num_turns": len(found), "tokens_per_s": end_to_end_tokens_per_s(found)}
+        | asdict(shares(found))
+        for method, found in of.items()
+    ]
+
+
+def peak_memory_bytes() -> int | None:
+    """The most memory that this process has held; unknown where the system does not say."""
+    try:
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        return None
+    found = re.search(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE)
+    return 1024 * int(found[1]) if found else None
+
+
 def figures(timings: dict[str, dict[str, Timing]]) -> dict[str, float]:
     """What single passes cost, from the float32 timings of both models behind the shorter prompt."""
     small, deep = (timings[f"{name}/float32/{CONTEXTS[0]}"] for name in MODELS)
@@ -134,7 +165,6 @@ def every_figure(num_turns: int, rows: list[dict[str, Any]]) -> dict[str, float]
     return result | {
         "dp_share": spent[-1][0],
         "host_share": max(host for _, host in spent),
-        "peak_memory_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9,  # of all models
     }
 
 
@@ -182,12 +212,17 @@ def clasp_pays_on_the_deep_model() -> Point:
 def main(names: Sequence[str]) -> None:
     """Time everything, or the named models alone; store the rows and print the figures beside the last committed."""
     rows: list[dict[str, Any]] = []
+    turns: list[dict[str, Any]] = []
     if names:
         found = {f"{name}/{key}": value for name in names for key, value in passes_of(name, rows).items()}
-        store(rows, found)
+        store(rows, turns, found)
     else:
+        for name, dtype in product(MODELS, DTYPES):
+            # a process of its own, so that its peak of memory is
+            with ProcessPoolExecutor(1, get_context("spawn")) as alone:
+                turns += alone.submit(whole_turns, name, dtype).result()
         found = every_figure(NUM_TURNS, rows)
-        last = store(rows, found)
+        last = store(rows, turns, found)
         for key, (low, high) in LIMITS.items():
             verdict = "holds" if low <= found[key] <= high else "FALLS SHORT"
             was = f", was {last[key]:.3f}" if key in last else ""
@@ -206,8 +241,9 @@ def passes_of(name: str, rows: list[dict[str, Any]]) -> dict[str, float]:
     return found
 
 
-def store(rows: list[dict[str, Any]], found: dict[str, float]) -> dict[str, float]:
-    """Write the rows with the machine's fingerprint beside the earlier ones; the figures of the last of those."""
+def store(rows: list[dict[str, Any]], turns: list[dict[str, Any]], found: dict[str, float]) -> dict[str, float]:
+    """Write the rows of passes and whole turns with the machine's fingerprint beside the earlier ones; the figures of
+    the last of those."""
     machine = provenance.machine()
     folder = ROOT / "results" / provenance.machine_slug(machine, provenance.accelerators()) / "bench"
     folder.mkdir(parents=True, exist_ok=True)
@@ -221,6 +257,7 @@ def store(rows: list[dict[str, Any]], found: dict[str, float]) -> dict[str, floa
         "conditions": provenance.conditions(),
         "figures": found,
         "rows": rows,
+        "turns": turns,
     }
     path = folder / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}.json"
     path.write_text(json.dumps(content) + "\n")
