@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from baselines.hf_generate import HFGenerate
+from baselines.self_sd import StoredSet
 from clasp_core import provenance
 from clasp_core.checkpoint import LoadedModel
 from clasp_core.device import DeviceClock
@@ -99,7 +100,10 @@ def clasp_shares(name: str) -> tuple[float, float]:
 def whole_turns(name: str, dtype: str) -> list[dict[str, Any]]:
     """Rows to store: how fast every method answers two questions, and where its time goes."""
     model = load(name, dtype=dtype)
-    methods = build(METHODS, name) | {"hf_generate_static": HFGenerate("static")}
+    skip = StoredSet.read(ROOT / "data" / "skip_sets" / f"{name}-self_sd.json").skip
+    # spelled out, since the file is for float32 alone
+    lists = f"{{attn:{list(skip.skipped_attn)},mlp:{list(skip.skipped_mlp)}}}"
+    methods = build(METHODS, name, (f"method.self_sd.skip_set={lists}",)) | {"hf_generate_static": HFGenerate("static")}
     rows = measure(model, methods, sample(1)[:2], 64)
     of = {method: [row for row in rows if row.method == method] for method in methods}
     setting = {"model": name, "dtype": dtype, "engine": model.target.engine, "peak_memory_bytes": peak_memory_bytes()}
