@@ -42,7 +42,7 @@ lint: setup
 acceptance: setup  ## the points that need real models or minutes, one line each
 	$(RUN) -m tests.acceptance $(POINTS)
 
-bench: setup  ## single passes beside the machine's limits; rows go to results/<machine>/bench, for `make figures`
+bench: setup  ## single passes beside the machine's limits, and every method's time and memory; rows for `make figures`
 	$(RUN) -m tests.acceptance.speed $(MODELS)
 
 gpu-check: setup  ## what passes cost on a GPU, with random models of LLaMA-3's shapes

@@ -1,4 +1,5 @@
-"""How fast the engine is: `python -m tests.acceptance.speed [MODEL ...]` times single passes and stores them as rows.
+"""How fast the engine is: `python -m tests.acceptance.speed [MODEL ...]` times single passes, and, where no model is
+named, whole answers of every method, and stores them as rows.
 
 Its last line is one JSON document. The points of `make acceptance` read the same figures.
 """
