@@ -90,13 +90,15 @@ class Linear:
     def __init__(self, weight: Tensor, bias: Tensor | None, kernels: native.Kernels | None):
         self.weights = weight.detach(), bias.detach() if bias is not None else None
         self.kernels = kernels
+        bfloat16 = kernels is not None and weight.dtype == torch.bfloat16
+        self._long_in_float32 = bfloat16 and not native.multiplies_bfloat16()
 
     def __call__(self, rows: Tensor) -> Tensor:
         """`T d_in` -> `T d_out`."""
         weight, bias = self.weights
         if self.kernels is not None and rows.shape[0] <= native.MAX_ROWS:
             return self.kernels.linear(rows, weight, bias)
-        if self.kernels is not None and rows.dtype == torch.bfloat16 and not native.multiplies_bfloat16():
+        if self._long_in_float32:
             wide_bias = bias.float() if bias is not None else None
             return linear(rows.float(), weight.float(), wide_bias).to(rows.dtype)
         return linear(rows, weight, bias)

@@ -8,7 +8,6 @@ fault. The kernels are built once for each processor, source and compiler, by th
 from __future__ import annotations
 
 import ctypes
-import functools
 import hashlib
 import os
 import platform
@@ -81,7 +80,6 @@ class Kernels:
         return out
 
 
-@functools.cache
 def multiplies_bfloat16() -> bool:
     """Whether the processor has products of bfloat16; torch's are slower than its float32 ones where it has not."""
     capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # from torch 2.13 on
