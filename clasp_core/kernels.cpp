@@ -2,13 +2,14 @@
 //
 // One call is one layer, or one of its two sub-layers, in one parallel region: norm, projections, rotary embedding,
 // attention over the cache, residual; norm, gated MLP, residual. Every sum runs in an order that depends on neither the
-// number of rows nor the number of threads, so a row's result has the same bits alone (decoding), among others
-// (verification) and beside masked ones (trees).
+// number of rows nor the number of threads, so a row's result has the same bits alone (decoding) and among others that
+// follow it (verification). Behind masked rows (a tree's second branch) its scores sit in other places of the softmax's
+// sum, and its last bits may differ.
 //
 // Shapes as in Python: T rows, d width, Hq and H query and key-value heads of width D. Matrices are row-major,
 // weights `out in`. Arithmetic is float32; weights, states and the cache are float32 or bfloat16.
 //
-// What is left of a row behind whole vectors is summed by `std::fma`: a plain `a * b + c` is rounded once or twice as the
+// What products leave of a row behind whole vectors is summed by `std::fma`: a plain `a * b + c` is rounded once or twice as the
 // compiler likes, and it likes different things for different numbers of rows.
 
 #include <algorithm>
@@ -16,6 +17,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <new>
 #include <type_traits>
 #include <vector>
 
@@ -23,12 +25,17 @@
 
 namespace {
 
-// Rows of a matrix and rows of states whose products are summed at once: as many as the registers hold.
+// Rows of a matrix and rows of states whose products are summed at once: as many as the registers hold. With fewer
+// states there is room for more rows of the matrix.
 #ifdef __AVX512F__
 constexpr int LANES = 16, WEIGHT_ROWS = 4, STATE_ROWS = 6;
 #else
 constexpr int LANES = 8, WEIGHT_ROWS = 2, STATE_ROWS = 6;
 #endif
+
+// A thread reads a matrix in this many places at once, far from one another: memory gives a third more than to one
+// reader of one row after the other, as long as the processor's prefetchers can follow so many.
+constexpr int STREAMS = 4 * WEIGHT_ROWS;
 
 typedef float Floats __attribute__((vector_size(4 * LANES)));
 typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
@@ -71,36 +78,52 @@ inline void put(BFloat16* to, float value) {  // round to nearest, ties to even;
     to->bits = value != value ? 0x7fc0 : uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
+// The lower half of a vector plus its upper half, the longest first, down to one number.
 inline float sum(Floats v) {
 #ifdef __AVX512F__
     typedef float Eight __attribute__((vector_size(32)));
-    const Eight eight = __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7) +
-                        __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15);
+    Eight halves[2];
+    std::memcpy(halves, &v, sizeof halves);
+    const Eight eight = halves[0] + halves[1];
 #else
     const Floats eight = v;
 #endif
     typedef float Four __attribute__((vector_size(16)));
-    const Four four = __builtin_shufflevector(eight, eight, 0, 1, 2, 3) +
-                      __builtin_shufflevector(eight, eight, 4, 5, 6, 7);
+    Four quarters[2];
+    std::memcpy(quarters, &eight, sizeof quarters);
+    const Four four = quarters[0] + quarters[1];
     return (four[0] + four[2]) + (four[1] + four[3]);
 }
+
+#ifdef __AVX512F__
+// Places `I` of `a` followed by `b`.
+template <int... I>
+inline Floats pick(Floats a, Floats b) {
+#ifdef __clang__
+    return __builtin_shufflevector(a, b, I...);
+#else
+    return __builtin_shuffle(a, b, Ints{I...});
+#endif
+}
+#endif
 
 // The sums of NW vectors, each with the bits of `sum`; four of them at once for the price of little more than one.
 template <int NW>
 inline void sum_each(const Floats* vectors, float* totals) {
 #ifdef __AVX512F__
-    if constexpr (NW == 4) {
+    if constexpr (NW > 4 && NW % 4 == 0) {
+        for (int i = 0; i < NW; i += 4) sum_each<4>(vectors + i, totals + i);
+        return;
+    } else if constexpr (NW == 4) {
         const auto halves = [](Floats a, Floats b) {  // a's eight and b's eight
-            return __builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
-                   __builtin_shufflevector(a, b, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
+            return pick<0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23>(a, b) +
+                   pick<8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31>(a, b);
         };
         const Floats ab = halves(vectors[0], vectors[1]), cd = halves(vectors[2], vectors[3]);
-        const Floats four = __builtin_shufflevector(ab, cd, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27) +
-                            __builtin_shufflevector(ab, cd, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
-        const Floats two =
-            four + __builtin_shufflevector(four, four, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
-        const Floats one =
-            two + __builtin_shufflevector(two, two, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);
+        const Floats four = pick<0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27>(ab, cd) +
+                            pick<4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31>(ab, cd);
+        const Floats two = four + pick<2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13>(four, four);
+        const Floats one = two + pick<1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14>(two, two);
         for (int i = 0; i < NW; i++) totals[i] = one[4 * i];
         return;
     }
@@ -133,26 +156,32 @@ inline void with_constant(int num, const Call& call) {
     if constexpr (N > 1) with_constant<N - 1>(num, call);
 }
 
-// How far ahead of the arithmetic a tile asks for weights, from memory into the second cache and from there into the
-// first: without it the memory waits while a tile of several states is computed.
-constexpr int64_t BYTES_AHEAD = 18432, BYTES_NEAR = 768;
+// How far ahead of its arithmetic a tile asks for each of its rows, and what memory gives at once.
+constexpr int64_t BYTES_NEAR = 512, BYTES_LINE = 64;
 
 template <typename Weight>
 constexpr int64_t NEAR = BYTES_NEAR / int64_t(sizeof(Weight));
 
-// Products of NW rows of a matrix with NS rows of states, all `size` long: `totals`, NS NW. Asks for NA rows of weights
-// from `ahead` on.
+template <typename Weight>
+constexpr int64_t LINE = BYTES_LINE / int64_t(sizeof(Weight));
+
+// Products of NW rows of a matrix, `pitch` apart, with NS rows of states, all `size` long: `totals`, NS NW. With NA it
+// asks for other weights meanwhile: of each of the STREAMS rows from `ahead` on one line after the other, NA at a time.
 template <int NW, int NS, int NA, typename Weight>
-__attribute__((noinline)) void tile(const Weight* matrix, const float* states, int64_t size, const Weight* ahead,
-                                    float* totals) {
+__attribute__((noinline)) void tile(const Weight* matrix, int64_t pitch, const float* states, int64_t size,
+                                    const Weight* ahead, float* totals) {
     Floats sums[NS][NW] = {};
     const int64_t whole = size - size % LANES;
     for (int64_t k = 0; k < whole; k += LANES) {
         Floats weights[NW];
         for (int i = 0; i < NW; i++) {
-            weights[i] = load(matrix + i * size + k);
-            __builtin_prefetch(matrix + i * size + k + NEAR<Weight>, 0, 3);
-            if (i < NA) __builtin_prefetch(ahead + i * size + k, 0, 2);
+            weights[i] = load(matrix + i * pitch + k);
+            __builtin_prefetch(matrix + i * pitch + k + NEAR<Weight>, 0, 3);
+        }
+        if constexpr (NA > 0) {
+            constexpr int64_t TURN = LANES * STREAMS / NA;  // of k, in which each of the rows had its turn
+            const Weight* const line = ahead + k / TURN * LINE<Weight> + k % TURN / LANES * NA * pitch;
+            for (int i = 0; i < NA; i++) __builtin_prefetch(line + i * pitch, 0, 2);
         }
         for (int j = 0; j < NS; j++) {
             const Floats x = load(states + j * size + k);
@@ -163,60 +192,89 @@ __attribute__((noinline)) void tile(const Weight* matrix, const float* states, i
         sum_each<NW>(sums[j], totals + j * NW);
         for (int64_t k = whole; k < size; k++)
             for (int i = 0; i < NW; i++)
-                totals[j * NW + i] = std::fma(get(matrix[i * size + k]), states[j * size + k], totals[j * NW + i]);
+                totals[j * NW + i] = std::fma(get(matrix[i * pitch + k]), states[j * size + k], totals[j * NW + i]);
     }
 }
 
-// The rows of a matrix that a thread multiplies, each `size` long, and the weights that it reads after them: null where
-// nobody knows.
+// The rows of a matrix that a thread multiplies, each `size` long.
 template <typename Weight>
 struct Stretch {
     const Weight* matrix;
     int64_t size, first, last;
-    const Weight* after;
-
-    const Weight* begin() const { return matrix + first * size; }
-
-    // What to ask for while `rows` rows from `row` on are multiplied. Asked for beyond the last row, the memory would
-    // fetch what nobody needs and then start the next matrix cold.
-    const Weight* ahead_of(int64_t row, int64_t rows) const {
-        const Weight* const end = matrix + last * size;
-        const Weight* const ahead = matrix + row * size + BYTES_AHEAD / int64_t(sizeof(Weight));
-        return after && ahead + rows * size / 2 >= end ? after + (ahead - end) : ahead;
-    }
 };
 
-// Products of NW matrix rows from `row` on with all states, in passes of about the same number of states; `emit(matrix
-// row, state, product)`. Each pass asks for its share of the weights ahead, so that the memory works as long as the
-// arithmetic does.
-template <int NW, typename Weight, typename Emit>
-inline void strip(const Stretch<Weight>& stretch, int64_t row, const float* states, int num, const Emit& emit) {
-    const int64_t size = stretch.size;
-    const Weight* const first = stretch.matrix + row * size;
-    const Weight* const ahead = stretch.ahead_of(row, NW);
-    const int passes = (num + STATE_ROWS - 1) / STATE_ROWS, most = (num + passes - 1) / passes;
-    constexpr int SHARE = (NW + 1) / 2;  // a third pass asks again for what the first has asked, which costs nothing
-    for (int j = 0, asked = 0; j < num; j += most, asked = (asked + SHARE) % NW) {
-        const int count = std::min(most, num - j);
-        const float* const part = states + j * size;
-        float totals[STATE_ROWS * NW];
-        with_constant(count, [&](auto rows) {
-            constexpr int NS = decltype(rows)::value;
-            if (passes == 1) tile<NW, NS, NW>(first, part, size, ahead, totals);
-            else tile<NW, NS, SHARE>(first, part, size, ahead + asked * size, totals);
-        });
-        for (int state = 0; state < count; state++)
-            for (int i = 0; i < NW; i++) emit(row + i, j + state, totals[state * NW + i]);
-    }
+// Products of NW rows of a matrix, `pitch` apart, with at most NS rows of states; `emit(which of the rows, state,
+// product)`. NA and `ahead`: as in `tile`.
+template <int NW, int NS, int NA, typename Weight, typename Emit>
+inline void strip(const Weight* matrix, int64_t pitch, int64_t size, const Weight* ahead, const float* states, int num,
+                  const Emit& emit) {
+    float totals[NS * NW];
+    with_constant<NS>(num, [&](auto rows) {
+        tile<NW, decltype(rows)::value, NA>(matrix, pitch, states, size, ahead, totals);
+    });
+    for (int state = 0; state < num; state++)
+        for (int i = 0; i < NW; i++) emit(i, state, totals[state * NW + i]);
 }
 
-// All products of a stretch's rows with `num` rows of states.
+// All products of a stretch's rows with `num` rows of states; `emit(matrix row, state, product)`. The rows are read as
+// STREAMS runs beside one another, NW rows at a time with at most NS states in each of several passes; rows that are
+// left come one by one. With ASKS the passes share in asking for the next row of every run: they take longer than the
+// processor looks ahead by itself.
+template <int NW, int NS, bool ASKS, typename Weight, typename Emit>
+inline void products_of(const Stretch<Weight>& stretch, const float* states, int num, const Emit& emit) {
+    const int64_t size = stretch.size, per = (stretch.last - stretch.first) / STREAMS, pitch = per * size;
+    const int passes = (num + NS - 1) / NS, most = passes ? (num + passes - 1) / passes : 0;
+    const auto run = [&](auto asked) {
+        constexpr int NA = decltype(asked)::value;
+        for (int64_t row = 0; row < per; row++) {
+            const Weight* const first = stretch.matrix + (stretch.first + row) * size;
+            const Weight* ahead = row + 1 < per ? first + size : first;
+            for (int stream = 0; stream < STREAMS; stream += NW)
+                for (int j = 0; j < num; j += most) {
+                    strip<NW, NS, NA>(first + stream * pitch, pitch, size, ahead, states + j * size,
+                                      std::min(most, num - j), [&](int i, int state, float product) {
+                                          emit(stretch.first + (stream + i) * per + row, j + state, product);
+                                      });
+                    ahead += size / LANES * NA / STREAMS * LINE<Weight>;
+                }
+        }
+    };
+    constexpr int ALL = ASKS ? std::max(1, int(NW * LANES / LINE<Weight>)) : 0;
+    if (passes < 2) run(std::integral_constant<int, ALL>{});
+    else run(std::integral_constant<int, (ALL + 1) / 2>{});
+    for (int64_t row = stretch.first + per * STREAMS; row < stretch.last; row++)
+        for (int j = 0; j < num; j += most)
+            strip<1, NS, 0>(stretch.matrix + row * size, 0, size, stretch.matrix, states + j * size,
+                            std::min(most, num - j),
+                            [&](int, int state, float product) { emit(row, j + state, product); });
+}
+
 template <typename Weight, typename Emit>
 inline void products(const Stretch<Weight>& stretch, const float* states, int num, const Emit& emit) {
-    int64_t row = stretch.first;
-    for (; row + WEIGHT_ROWS <= stretch.last; row += WEIGHT_ROWS) strip<WEIGHT_ROWS>(stretch, row, states, num, emit);
-    for (; row < stretch.last; row++) strip<1>(stretch, row, states, num, emit);
+    constexpr int W = WEIGHT_ROWS;
+    if (num <= 2) products_of<4 * W, 2, false>(stretch, states, num, emit);
+    else if (num <= 3) products_of<2 * W, 3, false>(stretch, states, num, emit);
+    else if (num <= 8) products_of<W, 8, true>(stretch, states, num, emit);
+    else products_of<W, STATE_ROWS, true>(stretch, states, num, emit);
 }
+
+template <typename Value>
+struct OnLines {  // allocates where a line of the cache begins: a vector that lies across two of them is read twice
+    using value_type = Value;
+    template <typename Other>
+    struct rebind {
+        using other = OnLines<Other>;
+    };
+    Value* allocate(std::size_t num) {
+        return static_cast<Value*>(::operator new(num * sizeof(Value), std::align_val_t(BYTES_LINE)));
+    }
+    void deallocate(Value* at, std::size_t) { ::operator delete(at, std::align_val_t(BYTES_LINE)); }
+    bool operator==(const OnLines&) const { return true; }
+    bool operator!=(const OnLines&) const { return false; }
+};
+
+template <typename Value>
+using Room = std::vector<Value, OnLines<Value>>;
 
 struct Range {
     int64_t first, last;
@@ -230,8 +288,8 @@ inline Range part(int64_t total, int64_t group) {
 
 // RMS norm of T rows `d`, by every thread for itself: that is cheaper than to wait for one another.
 template <typename Value>
-std::vector<float>& normalised(const Value* hidden, const Value* weight, float eps, int rows, int64_t d) {
-    static thread_local std::vector<float> out;
+Room<float>& normalised(const Value* hidden, const Value* weight, float eps, int rows, int64_t d) {
+    static thread_local Room<float> out;
     out.resize(rows * d);
     const int64_t whole = d - d % LANES;
     for (int t = 0; t < rows; t++) {
@@ -240,7 +298,7 @@ std::vector<float>& normalised(const Value* hidden, const Value* weight, float e
         Floats squares{};
         for (int64_t k = 0; k < whole; k += LANES) squares += load(x + k) * load(x + k);
         float total = sum(squares);
-        for (int64_t k = whole; k < d; k++) total += get(x[k]) * get(x[k]);
+        for (int64_t k = whole; k < d; k++) total = std::fma(get(x[k]), get(x[k]), total);
         const float inverse = 1.0f / std::sqrt(total / float(d) + eps);
         for (int64_t k = 0; k < whole; k += LANES) store(y + k, load(x + k) * inverse * load(weight + k));
         for (int64_t k = whole; k < d; k++) y[k] = get(x[k]) * inverse * get(weight[k]);
@@ -336,43 +394,42 @@ inline bool sees(const Rows& rows, int64_t row, int64_t other) {
     return rows.visible ? rows.visible[row * rows.num + other] : other <= row;
 }
 
-// This thread's rows of a layer's matrices, as they are read one after the other. `after`: as in `Stretch`.
+// This thread's rows of a layer's matrices, as they are read one after the other.
 template <typename Value>
-Stretch<Value> out_rows(const Attention& layer, const Value* after) {
+Stretch<Value> out_rows(const Attention& layer) {
     const Range mine = part(layer.d, WEIGHT_ROWS);
-    return {static_cast<const Value*>(layer.out), layer.num_queries * layer.width, mine.first, mine.last, after};
+    return {static_cast<const Value*>(layer.out), layer.num_queries * layer.width, mine.first, mine.last};
 }
 
 template <typename Value>
 Stretch<Value> qkv_rows(const Attention& layer) {
     const Range mine = part((layer.num_queries + 2 * layer.num_keys) * layer.width, WEIGHT_ROWS);
-    const auto* after = out_rows<Value>(layer, nullptr).begin();
-    return {static_cast<const Value*>(layer.qkv), layer.d, mine.first, mine.last, after};
+    return {static_cast<const Value*>(layer.qkv), layer.d, mine.first, mine.last};
 }
 
 template <typename Value>
 Stretch<Value> down_rows(const FeedForward& layer) {
     const Range mine = part(layer.d, WEIGHT_ROWS);
-    return {static_cast<const Value*>(layer.down), layer.inner, mine.first, mine.last, nullptr};
+    return {static_cast<const Value*>(layer.down), layer.inner, mine.first, mine.last};
 }
 
 template <typename Value>
 Stretch<Value> up_rows(const FeedForward& layer) {
     const Range mine = part(layer.inner, LANES);
     const auto* matrix = static_cast<const Value*>(layer.gate_up) + layer.inner * layer.d;
-    return {matrix, layer.d, mine.first, mine.last, down_rows<Value>(layer).begin()};
+    return {matrix, layer.d, mine.first, mine.last};
 }
 
 template <typename Value>
 Stretch<Value> gate_rows(const FeedForward& layer) {
-    const auto up = up_rows<Value>(layer);
-    return {static_cast<const Value*>(layer.gate_up), layer.d, up.first, up.last, up.begin()};
+    const Range mine = part(layer.inner, LANES);
+    return {static_cast<const Value*>(layer.gate_up), layer.d, mine.first, mine.last};
 }
 
-// The attention sub-layer as work that every thread of a parallel region does. `next`: the sub-layer that follows, or
-// null. `result` may be `hidden`.
+// The attention sub-layer as work that every thread of a parallel region does. `result` may
+// be `hidden`.
 template <typename Value>
-auto attention(const Attention& layer, const FeedForward* next, const Rows& rows, Value* keys, Value* values,
+auto attention(const Attention& layer, const Rows& rows, Value* keys, Value* values,
                int64_t capacity, const Value* hidden, Value* result) {
     const int T = int(rows.num);
     const int64_t D = layer.width, num_heads = layer.num_queries + 2 * layer.num_keys;
@@ -383,8 +440,8 @@ auto attention(const Attention& layer, const FeedForward* next, const Rows& rows
     const auto* cos = static_cast<const Value*>(rows.cos);
     const auto* sin = static_cast<const Value*>(rows.sin);
 
-    static thread_local std::vector<float> projected_room, queries_room, attended_room;
-    static thread_local std::vector<Value> own_room;
+    static thread_local Room<float> projected_room, queries_room, attended_room;
+    static thread_local Room<Value> own_room;
     projected_room.resize(T * num_heads * D);
     queries_room.resize(layer.num_queries * T * D);
     own_room.resize(2 * layer.num_keys * T * D);
@@ -425,7 +482,7 @@ auto attention(const Attention& layer, const FeedForward* next, const Rows& rows
         }
 #pragma omp barrier
 
-        static thread_local std::vector<float> scores_room, mixed_room;
+        static thread_local Room<float> scores_room, mixed_room;
         scores_room.resize(STATE_ROWS * pitch);
         mixed_room.resize(STATE_ROWS * D);
         float* const scores = scores_room.data();
@@ -438,8 +495,8 @@ auto attention(const Attention& layer, const FeedForward* next, const Rows& rows
             const Value* seen_values = values + key_head * capacity * D;
             const Value* beside_keys = own_keys + key_head * T * D;
             const Value* beside_values = own_values + key_head * T * D;
-            const Stretch<Value> seen_rows{seen_keys, D, 0, rows.start, seen_values};
-            const Stretch<Value> beside_rows{beside_keys, D, 0, T, nullptr};
+            const Stretch<Value> seen_rows{seen_keys, D, 0, rows.start};
+            const Stretch<Value> beside_rows{beside_keys, D, 0, T};
             products(seen_rows, queries + first * D, num,
                      [&](int64_t p, int j, float total) { scores[j * pitch + p] = total; });
             products(beside_rows, queries + first * D, num,
@@ -463,8 +520,7 @@ auto attention(const Attention& layer, const FeedForward* next, const Rows& rows
         }
 #pragma omp barrier
 
-        const Value* const after = next ? gate_rows<Value>(*next).begin() : nullptr;
-        products(out_rows(layer, after), attended, T, [&](int64_t n, int t, float total) {
+        products(out_rows<Value>(layer), attended, T, [&](int64_t n, int t, float total) {
             const int64_t at = t * layer.d + n;
             put(result + at, get(hidden[at]) + (total + (out_bias ? get(out_bias[n]) : 0.0f)));
         });
@@ -478,7 +534,7 @@ auto feed_forward(const FeedForward& layer, const Value* hidden, Value* result, 
     const int64_t inner = layer.inner;
     const auto* bias = static_cast<const Value*>(layer.gate_up_bias);
     const auto* down_bias = static_cast<const Value*>(layer.down_bias);
-    static thread_local std::vector<float> gates_room, gated_room;
+    static thread_local Room<float> gates_room, gated_room;
     gates_room.resize(T * inner);
     gated_room.resize(T * inner);
     float* const gates = gates_room.data();
@@ -518,9 +574,9 @@ void layer(const Attention* attn, const FeedForward* mlp, const Rows& rows, Valu
 #pragma omp parallel num_threads(num_threads)
         work();
     };
-    if (!mlp) return region(attention(*attn, nullptr, rows, keys, values, capacity, hidden, result));
+    if (!mlp) return region(attention(*attn, rows, keys, values, capacity, hidden, result));
     if (!attn) return region(feed_forward(*mlp, hidden, result, rows.num));
-    const auto first = attention(*attn, mlp, rows, keys, values, capacity, hidden, result);
+    const auto first = attention(*attn, rows, keys, values, capacity, hidden, result);
     const auto second = feed_forward<Value>(*mlp, result, result, rows.num);
     region([&] {
         first();
@@ -533,14 +589,14 @@ template <typename Value>
 void linear(const Value* states, const Value* weight, const Value* bias, Value* result, int64_t num, int64_t size,
             int64_t num_out, int num_threads) {
     const int T = int(num);
-    static thread_local std::vector<float> rows_room;
+    static thread_local Room<float> rows_room;
     rows_room.resize(T * size);
     float* const rows = rows_room.data();
     for (int64_t k = 0; k < T * size; k++) rows[k] = get(states[k]);
 #pragma omp parallel num_threads(num_threads)
     {
         const Range mine = part(num_out, WEIGHT_ROWS);
-        const Stretch<Value> stretch{weight, size, mine.first, mine.last, nullptr};
+        const Stretch<Value> stretch{weight, size, mine.first, mine.last};
         products(stretch, rows, T, [&](int64_t n, int t, float total) {
             put(result + t * num_out + n, total + (bias ? get(bias[n]) : 0.0f));
         });

@@ -60,8 +60,9 @@ def time_cases(
 def reading(target: TargetModel) -> dict[str, Case]:
     """Reading a buffer once where the logits appear: what memory gives to the fastest reader known here.
 
-    On a CPU that is a product of the compiled kernels, which ask for what they read ahead of its turn; a plain sum is
-    a fifth slower there, and a step could seem faster than memory.
+    On a CPU that is a product of the compiled kernels, which read in many places at once. There torch's product of a
+    matrix and a vector comes close where rows are long, and a plain sum is a fifth slower: a step could seem faster
+    than memory.
     """
     buffer = torch.ones(BUFFER_BYTES // 4 // READ_WIDTH, READ_WIDTH, device=target.device)
     if target.engine == "eager" or target.device.type != "cpu":
