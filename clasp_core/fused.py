@@ -145,8 +145,8 @@ def _is_silu(activation: Callable[[Tensor], Tensor]) -> bool:
 
 
 def _fit(modules: Sequence[Any]) -> bool:
-    """Whether modules can be one product: all of them with a bias or none, on one device."""
-    return len({(module.bias is None, module.weight.device) for module in modules}) == 1
+    """Whether modules can be one product: all of them with a bias or none, of one dtype, on one device."""
+    return len({(module.bias is None, module.weight.dtype, module.weight.device) for module in modules}) == 1
 
 
 class FusedProjection:

@@ -15,6 +15,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -92,21 +93,32 @@ def build() -> ctypes.CDLL:
 
     Without a C++ compiler that knows OpenMP it is a `UserError`. `CXX` names another compiler than `c++`.
     """
-    compiler = shlex.split(os.environ.get("CXX") or "c++")
-    if shutil.which(compiler[0]) is None:
-        raise UserError(
-            f"engine=compiled needs a C++ compiler on a CPU and {compiler[0]!r} is not there; install g++, name "
-            "another one in CXX, or use engine=eager"
-        )
+    compiler = _compiler()
     made_of = (SOURCE.read_text(encoding="utf-8"), *compiler, *FLAGS, _processor())
     path = _folder() / f"kernels-{hashlib.sha256(chr(0).join(made_of).encode()).hexdigest()[:16]}.so"
-    if not path.is_file():
-        _compile([*compiler, *FLAGS, str(SOURCE)], path)
+    if path.is_file():
+        with suppress(OSError):  # a damaged file is made again
+            return ctypes.CDLL(str(path))
+    _compile([*compiler, *FLAGS, str(SOURCE)], path)
     return ctypes.CDLL(str(path))
+
+
+def _compiler() -> list[str]:
+    """The words of `CXX`, or `c++`."""
+    named = os.environ.get("CXX", "")
+    try:
+        return shlex.split(named) or ["c++"]
+    except ValueError as error:
+        raise UserError(f"CXX is {named!r}, which is no command ({error}); name a C++ compiler in it") from None
 
 
 def _compile(command: list[str], path: Path) -> None:
     """Run the compiler into a temporary file that takes the name at once, so that runs beside each other may build."""
+    if shutil.which(command[0]) is None:
+        raise UserError(
+            f"engine=compiled needs a C++ compiler on a CPU and {command[0]!r} is not there; install g++, name "
+            "another one in CXX, or use engine=eager"
+        )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, made = tempfile.mkstemp(dir=path.parent, suffix=".so")
@@ -118,9 +130,10 @@ def _compile(command: list[str], path: Path) -> None:
     try:
         done = subprocess.run([*command, "-o", made], capture_output=True, text=True)
         if done.returncode != 0:
-            first = next(iter(done.stderr.strip().splitlines()), f"exit {done.returncode}")
+            lines = done.stderr.strip().splitlines() or [f"exit {done.returncode}"]
+            reason = next((line for line in lines if "error" in line), lines[0])
             raise UserError(
-                f"{command[0]} cannot compile {SOURCE.name}: {first}; name another one in CXX or use engine=eager"
+                f"{command[0]} cannot compile {SOURCE.name}: {reason}; name another one in CXX or use engine=eager"
             )
         os.replace(made, path)
     finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from math import inf
 from statistics import median
 from typing import Any
 
@@ -36,5 +37,8 @@ class Timing:
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> Timing:
-        """A row of a probe file again; KeyError or TypeError for another one."""
-        return cls(row["case"], int(row["context"]), tuple(map(float, row["seconds"])), row["num_bytes"])
+        """A row of a probe file again; KeyError, TypeError or ValueError for another one."""
+        seconds, num_bytes = tuple(map(float, row["seconds"])), row["num_bytes"]
+        if not seconds or not all(0 < each < inf for each in seconds):
+            raise ValueError(f"{row['case']} took {list(seconds)} seconds")
+        return cls(row["case"], int(row["context"]), seconds, None if num_bytes is None else int(num_bytes))

@@ -129,6 +129,15 @@ def test_what_is_no_timed_pass_is_one_line(tmp_path, capsys):
         benches.read(bench(tmp_path, [], schema=2))
     with pytest.raises(UserError, match="has no case 'read' for m, float32, compiled"):
         benches.read(bench(tmp_path, [row for row in cases() if row["case"] != "read"]))
+    with pytest.raises(UserError, match="has 2 turns of 'prefill' and 3 of 'ar_step' for m, float32, compiled"):
+        benches.read(bench(tmp_path, [*cases()[:-1], cases()[-1] | {"seconds": [1.0, 1.0]}]))
+    for more in ({"seconds": []}, {"seconds": [0, 0, 0]}, {"seconds": [1, 1, float("nan")]}, {"num_bytes": "many"}):
+        with pytest.raises(UserError, match="is no file of timed passes"):
+            benches.read(bench(tmp_path, [*cases()[:-1], cases()[-1] | more]))
+    with pytest.raises(UserError, match="is no file of timed passes"):
+        benches.read(bench(tmp_path, [*cases(), cases()[2] | {"case": "width-x"}]))
+    with pytest.raises(UserError, match="is no file of timed passes"):
+        benches.read(bench(tmp_path, cases(), git=None))
     for text in ("", "[]", "{}", '{"schema": 1, "rows": [{"model": "m"}]}'):
         path = bench(tmp_path, [])
         path.write_text(text)
@@ -152,6 +161,14 @@ def test_the_figure_has_a_line_per_context_from_the_folder_beside_the_runs(tmp_p
         "m, float32, compiled",
         "other, float32, compiled",
     ]
+
+
+def test_a_model_that_is_not_there_is_one_line_before_anything_is_timed():
+    from tests.acceptance import speed
+
+    speed.check_names(["tiny", "smollm2-135m"])
+    with pytest.raises(UserError, match="no model 'nope'; conf/model has llama2-13b, "):
+        speed.check_names(["tiny", "nope"])
 
 
 def test_what_the_bench_stores_is_what_the_report_reads(tmp_path, monkeypatch):

@@ -54,7 +54,8 @@ class Ladder:
 
     @property
     def host_loss(self) -> float:
-        """Share of the predicted speed-up that sampling, cache, Python and synchronisation cost."""
+        """Share of the predicted speed-up that goes between the phases: Python that belongs to no pass or search. The
+        choice of tokens and the cache's upkeep are timed with the pass they follow."""
         return 1 - self.measured / self.search
 
 

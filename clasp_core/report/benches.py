@@ -16,6 +16,8 @@ from clasp_core.provenance import commit_of, machine_slug
 from clasp_core.timings import READ, STEP, Timing
 
 FOLDER, SCHEMA = "bench", 1
+KINDS = ("width", "draft", "dp")
+"""Cases that have a number: see `numbered`."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -106,11 +108,17 @@ def read(path: Path) -> Bench:
         if content["schema"] != SCHEMA:
             raise UserError(f"{path} has schema {content['schema']!r}, this version reads {SCHEMA}")
         bench = _bench(path, content)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path} is no file of timed passes ({type(error).__name__}: {error}); name one") from error
     for setting, cases in bench.cases.items():
         if absent := {STEP, READ} - set(cases):
             raise UserError(f"{path} has no case {min(absent)!r} for {setting.series}; time it again with `make bench`")
+        turns = {name: len(timing.seconds) for name, timing in cases.items()}
+        if odd := [name for name, num in turns.items() if num != turns[STEP]]:
+            raise UserError(
+                f"{path} has {turns[odd[0]]} turns of {odd[0]!r} and {turns[STEP]} of {STEP!r} for {setting.series}; "
+                "time it again with `make bench`"
+            )
     return bench
 
 
@@ -119,6 +127,9 @@ def _bench(path: Path, content: Mapping[str, Any]) -> Bench:
     for row in content["rows"]:
         setting = Setting(row["model"], row["dtype"], row["engine"], int(row["context"]))
         cases[setting][row["case"]] = Timing.from_json(row)
+    for timed in cases.values():
+        for kind in KINDS:
+            numbered(timed, kind)
     found = content["fingerprint"]
     return Bench(
         path=path,

@@ -26,6 +26,7 @@ from baselines.self_sd import StoredSet
 from clasp_core import provenance
 from clasp_core.checkpoint import LoadedModel
 from clasp_core.device import DeviceClock
+from clasp_core.errors import UserError
 from clasp_core.metrics.counting import end_to_end_tokens_per_s, shares
 from clasp_core.metrics.grading import grades
 from clasp_core.metrics.losses import ladder
@@ -218,6 +219,7 @@ def main(names: Sequence[str]) -> None:
     """Time everything, or the named models alone; store the rows and print the figures beside the last committed."""
     rows: list[dict[str, Any]] = []
     turns: list[dict[str, Any]] = []
+    check_names(names)
     if names:
         found = {f"{name}/{key}": value for name in names for key, value in passes_of(name, rows).items()}
         store(rows, turns, found)
@@ -233,6 +235,14 @@ def main(names: Sequence[str]) -> None:
             was = f", was {last[key]:.3f}" if key in last else ""
             print(f"{verdict:11} {key} {found[key]:.3f} (from {low:g} to {high:g}{was})")
     print(json.dumps({key: round(value, 4) for key, value in found.items()}))
+
+
+def check_names(names: Sequence[str]) -> None:
+    """UserError for the first that `conf/model` lacks, before anything is timed."""
+    known = sorted(path.stem for path in (ROOT / "conf" / "model").glob("[!_]*.yaml"))
+    for name in names:
+        if name not in known:
+            raise UserError(f"no model {name!r}; conf/model has {', '.join(known)}")
 
 
 def passes_of(name: str, rows: list[dict[str, Any]]) -> dict[str, float]:
@@ -273,4 +283,7 @@ def store(rows: list[dict[str, Any]], turns: list[dict[str, Any]], found: dict[s
 POINTS = {"engine-speed": engine_is_fast, "clasp-deep-speed": clasp_pays_on_the_deep_model}
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    try:
+        main(sys.argv[1:])
+    except UserError as error:
+        sys.exit(f"error: {error}")
