@@ -25,17 +25,18 @@
 
 namespace {
 
-// Rows of a matrix and rows of states whose products are summed at once: as many as the registers hold. With fewer
-// states there is room for more rows of the matrix.
 #ifdef __AVX512F__
-constexpr int LANES = 16, WEIGHT_ROWS = 4, STATE_ROWS = 6;
+constexpr int LANES = 16, QUERIES = 6;
 #else
-constexpr int LANES = 8, WEIGHT_ROWS = 2, STATE_ROWS = 6;
+constexpr int LANES = 8, QUERIES = 3;
 #endif
 
-// A thread reads a matrix in this many places at once, far from one another: memory gives a third more than to one
-// reader of one row after the other, as long as the processor's prefetchers can follow so many.
-constexpr int STREAMS = 4 * WEIGHT_ROWS;
+// Rows of a matrix are dealt to the threads in groups of as many.
+constexpr int GROUP = 4;
+
+// A thread reads a matrix in about this many places at once, far from one another: memory gives a third more than to
+// one reader of one row after the other, as long as the processor's prefetchers can follow so many.
+constexpr int PLACES = 16;
 
 typedef float Floats __attribute__((vector_size(4 * LANES)));
 typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
@@ -60,6 +61,13 @@ inline Floats load(const BFloat16* from) {
 }
 
 inline void store(float* to, Floats value) { std::memcpy(to, &value, sizeof value); }
+
+inline void store(BFloat16* to, Floats value) {  // round to nearest, ties to even; not-a-number stays one
+    const Ints bits = (Ints)value;
+    const Ints rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+    const Halves halves = __builtin_convertvector(value == value ? rounded : Ints{} + 0x7fc0, Halves);
+    std::memcpy(to, &halves, sizeof halves);
+}
 
 inline float get(float value) { return value; }
 
@@ -107,28 +115,43 @@ inline Floats pick(Floats a, Floats b) {
 }
 #endif
 
-// The sums of NW vectors, each with the bits of `sum`; four of them at once for the price of little more than one.
-template <int NW>
-inline void sum_each(const Floats* vectors, float* totals) {
+// The sums of as many vectors as a vector has lanes, each with the bits of `sum`.
+inline Floats sum_all(const Floats* v) {
 #ifdef __AVX512F__
-    if constexpr (NW > 4 && NW % 4 == 0) {
-        for (int i = 0; i < NW; i += 4) sum_each<4>(vectors + i, totals + i);
-        return;
-    } else if constexpr (NW == 4) {
-        const auto halves = [](Floats a, Floats b) {  // a's eight and b's eight
-            return pick<0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23>(a, b) +
-                   pick<8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31>(a, b);
-        };
-        const Floats ab = halves(vectors[0], vectors[1]), cd = halves(vectors[2], vectors[3]);
-        const Floats four = pick<0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27>(ab, cd) +
-                            pick<4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31>(ab, cd);
-        const Floats two = four + pick<2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13>(four, four);
-        const Floats one = two + pick<1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14>(two, two);
-        for (int i = 0; i < NW; i++) totals[i] = one[4 * i];
-        return;
-    }
+    Floats halves[8], quarters[4], pairs[2];
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; i++)
+        halves[i] = pick<0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23>(v[2 * i], v[2 * i + 1]) +
+                    pick<8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31>(v[2 * i], v[2 * i + 1]);
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++)
+        quarters[i] =
+            pick<0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27>(halves[2 * i], halves[2 * i + 1]) +
+            pick<4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31>(halves[2 * i], halves[2 * i + 1]);
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; i++)
+        pairs[i] =
+            pick<0, 1, 4, 5, 8, 9, 12, 13, 16, 17, 20, 21, 24, 25, 28, 29>(quarters[2 * i], quarters[2 * i + 1]) +
+            pick<2, 3, 6, 7, 10, 11, 14, 15, 18, 19, 22, 23, 26, 27, 30, 31>(quarters[2 * i], quarters[2 * i + 1]);
+    return pick<0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30>(pairs[0], pairs[1]) +
+           pick<1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31>(pairs[0], pairs[1]);
+#else
+    Floats out;
+    for (int lane = 0; lane < LANES; lane++) out[lane] = sum(v[lane]);
+    return out;
 #endif
-    for (int i = 0; i < NW; i++) totals[i] = sum(vectors[i]);
+}
+
+// The sums of N vectors, each with the bits of `sum`; `totals` has room for whole vectors.
+template <int N>
+inline void sum_each(const Floats* vectors, float* totals) {
+#pragma GCC unroll 4
+    for (int first = 0; first < N; first += LANES) {
+        Floats some[LANES];
+#pragma GCC unroll 16
+        for (int i = 0; i < LANES; i++) some[i] = first + i < N ? vectors[first + i] : Floats{};
+        store(totals + first, sum_all(some));
+    }
 }
 
 // e^x to about 2e-7: 2^n times a polynomial for the rest, which lies within half a ln 2; 0 below -87.
@@ -149,15 +172,18 @@ inline Floats exponential(Floats x) {
     return x < -87.0f ? Floats{} : p * (Floats)exponent;
 }
 
-// `call` with `num`, which is one of 1 .. STATE_ROWS, as a constant of its type.
-template <int N = STATE_ROWS, typename Call>
+// `call` with `num`, which is one of LEAST .. MOST, as a constant of its type.
+template <int LEAST, int MOST, typename Call>
 inline void with_constant(int num, const Call& call) {
-    if (num == N) return call(std::integral_constant<int, N>{});
-    if constexpr (N > 1) with_constant<N - 1>(num, call);
+    if (num == MOST) return call(std::integral_constant<int, MOST>{});
+    if constexpr (MOST > LEAST) with_constant<LEAST, MOST - 1>(num, call);
 }
 
 // How far ahead of its arithmetic a tile asks for each of its rows, and what memory gives at once.
 constexpr int64_t BYTES_NEAR = 512, BYTES_LINE = 64;
+
+// What of the first cache is for states.
+constexpr int64_t BYTES_STATES = 32768;
 
 template <typename Weight>
 constexpr int64_t NEAR = BYTES_NEAR / int64_t(sizeof(Weight));
@@ -165,35 +191,44 @@ constexpr int64_t NEAR = BYTES_NEAR / int64_t(sizeof(Weight));
 template <typename Weight>
 constexpr int64_t LINE = BYTES_LINE / int64_t(sizeof(Weight));
 
-// Products of NW rows of a matrix, `pitch` apart, with NS rows of states, all `size` long: `totals`, NS NW. With NA it
-// asks for other weights meanwhile: of each of the STREAMS rows from `ahead` on one line after the other, NA at a time.
+// So many runs of rows, NW of which are read beside one another.
+template <int NW>
+constexpr int RUNS = (PLACES + NW / 2) / NW * NW;
+
+// Products of NW rows of a matrix, `pitch` apart, with NS rows of states, all `size` long: `totals`, NS NW and room up to
+// whole vectors. With NA it asks for other weights meanwhile: of each of the RUNS rows from `ahead` on one line after the
+// other, NA at a time.
 template <int NW, int NS, int NA, typename Weight>
 __attribute__((noinline)) void tile(const Weight* matrix, int64_t pitch, const float* states, int64_t size,
                                     const Weight* ahead, float* totals) {
-    Floats sums[NS][NW] = {};
+    Floats sums[NS * NW];
+#pragma GCC unroll 32
+    for (int i = 0; i < NS * NW; i++) sums[i] = Floats{};
     const int64_t whole = size - size % LANES;
     for (int64_t k = 0; k < whole; k += LANES) {
         Floats weights[NW];
+#pragma GCC unroll 16
         for (int i = 0; i < NW; i++) {
             weights[i] = load(matrix + i * pitch + k);
             __builtin_prefetch(matrix + i * pitch + k + NEAR<Weight>, 0, 3);
         }
         if constexpr (NA > 0) {
-            constexpr int64_t TURN = LANES * STREAMS / NA;  // of k, in which each of the rows had its turn
+            constexpr int64_t TURN = LANES * RUNS<NW> / NA;  // of k, in which each of the rows had its turn
             const Weight* const line = ahead + k / TURN * LINE<Weight> + k % TURN / LANES * NA * pitch;
             for (int i = 0; i < NA; i++) __builtin_prefetch(line + i * pitch, 0, 2);
         }
+#pragma GCC unroll 16
         for (int j = 0; j < NS; j++) {
             const Floats x = load(states + j * size + k);
-            for (int i = 0; i < NW; i++) sums[j][i] += weights[i] * x;
+#pragma GCC unroll 16
+            for (int i = 0; i < NW; i++) sums[j * NW + i] += weights[i] * x;
         }
     }
-    for (int j = 0; j < NS; j++) {
-        sum_each<NW>(sums[j], totals + j * NW);
-        for (int64_t k = whole; k < size; k++)
+    sum_each<NS * NW>(sums, totals);
+    for (int64_t k = whole; k < size; k++)
+        for (int j = 0; j < NS; j++)
             for (int i = 0; i < NW; i++)
                 totals[j * NW + i] = std::fma(get(matrix[i * pitch + k]), states[j * size + k], totals[j * NW + i]);
-    }
 }
 
 // The rows of a matrix that a thread multiplies, each `size` long.
@@ -203,13 +238,13 @@ struct Stretch {
     int64_t size, first, last;
 };
 
-// Products of NW rows of a matrix, `pitch` apart, with at most NS rows of states; `emit(which of the rows, state,
-// product)`. NA and `ahead`: as in `tile`.
-template <int NW, int NS, int NA, typename Weight, typename Emit>
+// Products of NW rows of a matrix, `pitch` apart, with `num` rows of states, of which there are LEAST .. MOST;
+// `emit(which of the rows, state, product)`. NA and `ahead`: as in `tile`.
+template <int NW, int LEAST, int MOST, int NA, typename Weight, typename Emit>
 inline void strip(const Weight* matrix, int64_t pitch, int64_t size, const Weight* ahead, const float* states, int num,
                   const Emit& emit) {
-    float totals[NS * NW];
-    with_constant<NS>(num, [&](auto rows) {
+    alignas(BYTES_LINE) float totals[(MOST * NW + LANES - 1) / LANES * LANES];
+    with_constant<LEAST, MOST>(num, [&](auto rows) {
         tile<NW, decltype(rows)::value, NA>(matrix, pitch, states, size, ahead, totals);
     });
     for (int state = 0; state < num; state++)
@@ -217,45 +252,56 @@ inline void strip(const Weight* matrix, int64_t pitch, int64_t size, const Weigh
 }
 
 // All products of a stretch's rows with `num` rows of states; `emit(matrix row, state, product)`. The rows are read as
-// STREAMS runs beside one another, NW rows at a time with at most NS states in each of several passes; rows that are
-// left come one by one. With ASKS the passes share in asking for the next row of every run: they take longer than the
-// processor looks ahead by itself.
-template <int NW, int NS, bool ASKS, typename Weight, typename Emit>
+// RUNS runs beside one another, NW rows at a time with LEAST .. MOST states in each of several passes; then those that
+// are left. With NA the passes share in asking for the next row of every run.
+template <int NW, int LEAST, int MOST, int NA, typename Weight, typename Emit>
 inline void products_of(const Stretch<Weight>& stretch, const float* states, int num, const Emit& emit) {
-    const int64_t size = stretch.size, per = (stretch.last - stretch.first) / STREAMS, pitch = per * size;
-    const int passes = (num + NS - 1) / NS, most = passes ? (num + passes - 1) / passes : 0;
-    const auto run = [&](auto asked) {
-        constexpr int NA = decltype(asked)::value;
-        for (int64_t row = 0; row < per; row++) {
-            const Weight* const first = stretch.matrix + (stretch.first + row) * size;
-            const Weight* ahead = row + 1 < per ? first + size : first;
-            for (int stream = 0; stream < STREAMS; stream += NW)
-                for (int j = 0; j < num; j += most) {
-                    strip<NW, NS, NA>(first + stream * pitch, pitch, size, ahead, states + j * size,
-                                      std::min(most, num - j), [&](int i, int state, float product) {
-                                          emit(stretch.first + (stream + i) * per + row, j + state, product);
-                                      });
-                    ahead += size / LANES * NA / STREAMS * LINE<Weight>;
-                }
-        }
-    };
-    constexpr int ALL = ASKS ? std::max(1, int(NW * LANES / LINE<Weight>)) : 0;
-    if (passes < 2) run(std::integral_constant<int, ALL>{});
-    else run(std::integral_constant<int, (ALL + 1) / 2>{});
-    for (int64_t row = stretch.first + per * STREAMS; row < stretch.last; row++)
+    const int64_t size = stretch.size, per = (stretch.last - stretch.first) / RUNS<NW>, pitch = per * size;
+    const int passes = (num + MOST - 1) / MOST, most = passes ? (num + passes - 1) / passes : 0;
+    for (int64_t row = 0; row < per; row++) {
+        const Weight* const first = stretch.matrix + (stretch.first + row) * size;
+        const Weight* ahead = row + 1 < per ? first + size : first;
+        for (int run = 0; run < RUNS<NW>; run += NW)
+            for (int j = 0; j < num; j += most) {
+                strip<NW, LEAST, MOST, NA>(first + run * pitch, pitch, size, ahead, states + j * size,
+                                           std::min(most, num - j), [&](int i, int state, float product) {
+                                               emit(stretch.first + (run + i) * per + row, j + state, product);
+                                           });
+                ahead += size / LANES * NA / RUNS<NW> * LINE<Weight>;
+            }
+    }
+    const auto rest = [&](auto rows, int64_t row) {
+        const Weight* const first = stretch.matrix + row * size;
         for (int j = 0; j < num; j += most)
-            strip<1, NS, 0>(stretch.matrix + row * size, 0, size, stretch.matrix, states + j * size,
-                            std::min(most, num - j),
-                            [&](int, int state, float product) { emit(row, j + state, product); });
+            strip<decltype(rows)::value, LEAST, MOST, 0>(
+                first, size, size, first, states + j * size, std::min(most, num - j),
+                [&](int i, int state, float product) { emit(row + i, j + state, product); });
+    };
+    int64_t row = stretch.first + per * RUNS<NW>;
+    for (; row + NW <= stretch.last; row += NW) rest(std::integral_constant<int, NW>{}, row);
+    for (; row < stretch.last; row++) rest(std::integral_constant<int, 1>{}, row);
 }
 
+// As many rows of the matrix at once as the registers hold beside the sums for all states, up to those of one pass; asking
+// ahead pays where it leaves the states in the first cache.
 template <typename Weight, typename Emit>
 inline void products(const Stretch<Weight>& stretch, const float* states, int num, const Emit& emit) {
-    constexpr int W = WEIGHT_ROWS;
-    if (num <= 2) products_of<4 * W, 2, false>(stretch, states, num, emit);
-    else if (num <= 3) products_of<2 * W, 3, false>(stretch, states, num, emit);
-    else if (num <= 8) products_of<W, 8, true>(stretch, states, num, emit);
-    else products_of<W, STATE_ROWS, true>(stretch, states, num, emit);
+#ifdef __AVX512F__
+    const bool near = num * stretch.size * int64_t(sizeof(float)) <= BYTES_STATES;
+    if (num <= 2) products_of<16, 1, 2, 0>(stretch, states, num, emit);
+    else if (num <= 3) products_of<8, 3, 3, 0>(stretch, states, num, emit);
+    else if (num <= 4) products_of<6, 4, 4, 0>(stretch, states, num, emit);
+    else if (num <= 5) products_of<5, 5, 5, 0>(stretch, states, num, emit);
+    else if (num <= 9 && near) products_of<3, 6, 9, 3>(stretch, states, num, emit);
+    else if (num <= 7) products_of<4, 1, 7, 0>(stretch, states, num, emit);
+    else if (num <= 9) products_of<3, 6, 9, 0>(stretch, states, num, emit);
+    else if (near) products_of<4, 1, 7, 2>(stretch, states, num, emit);
+    else products_of<4, 1, 7, 0>(stretch, states, num, emit);
+#else
+    if (num <= 1) products_of<8, 1, 1, 0>(stretch, states, num, emit);
+    else if (num <= 3) products_of<4, 2, 3, 0>(stretch, states, num, emit);
+    else products_of<2, 1, 6, 0>(stretch, states, num, emit);
+#endif
 }
 
 template <typename Value>
@@ -326,28 +372,86 @@ inline void soften(float* scores, int64_t padded) {
 }
 
 template <typename Value>
-struct Values {  // `num D`
+struct Block {  // `num D`
     const Value* rows;
     int64_t num;
 };
 
-// Weighted sums of value rows `D`, those of the cache and then the ones beside, for NS rows of weights (`pitch` apart).
-template <int NS, typename Value>
-inline void mix(Values<Value> seen, Values<Value> beside, int64_t width, const float* weights, int64_t pitch,
-                float* out) {
-    int64_t k = 0;
-    for (; k + LANES <= width; k += LANES) {
-        Floats sums[NS] = {};
-        const auto add = [&](const Values<Value>& values, int64_t first) {
-            for (int64_t p = 0; p < values.num; p++) {
-                const Floats value = load(values.rows + p * width + k);
-                for (int j = 0; j < NS; j++) sums[j] += weights[j * pitch + first + p] * value;
-            }
-        };
-        add(seen, 0);
-        add(beside, seen.num);
-        for (int j = 0; j < NS; j++) store(out + j * width + k, sums[j]);
+// Scores of `num` queries `D` for as many keys as a vector has lanes, `KEYS` beside one another and then the next ones.
+template <int KEYS, typename Value>
+inline void score_some(const Value* keys, int64_t width, const float* queries, int num, float* scores, int64_t pitch) {
+    const int64_t whole = width - width % LANES;
+    for (int j = 0; j < num; j++) {
+        const float* const query = queries + j * width;
+        Floats sums[LANES];
+#pragma GCC unroll 16
+        for (int i = 0; i < LANES; i++) sums[i] = Floats{};
+        const Value* four[(KEYS + 3) / 4];
+#pragma GCC unroll 4
+        for (int i = 0; i < KEYS; i += 4) four[i / 4] = keys + i * width;
+        for (int64_t k = 0; k < whole; k += LANES) {
+            const Floats x = load(query + k);
+#pragma GCC unroll 16
+            for (int i = 0; i < KEYS; i++) sums[i] += load(four[i / 4] + i % 4 * width + k) * x;
+        }
+        alignas(BYTES_LINE) float totals[LANES];
+        store(totals, sum_all(sums));
+        for (int i = 0; i < KEYS; i++)
+            for (int64_t k = whole; k < width; k++)
+                totals[i] = std::fma(get(keys[i * width + k]), query[k], totals[i]);
+        std::copy(totals, totals + KEYS, scores + j * pitch);
     }
+}
+
+// Scores of `num` queries `D` for the keys of a block; those of a query are `pitch` apart.
+template <typename Value>
+inline void score(Block<Value> keys, int64_t width, const float* queries, int num, float* scores, int64_t pitch) {
+    int64_t p = 0;
+    for (; p + LANES <= keys.num; p += LANES) {
+        const Value* const rows = keys.rows + p * width;
+        const int64_t next = std::min<int64_t>(LANES, keys.num - p - LANES) * width;
+        for (int64_t k = 0; k < next; k += LINE<Value>) __builtin_prefetch(rows + LANES * width + k, 0, 3);
+        score_some<LANES>(rows, width, queries, num, scores + p, pitch);
+    }
+    for (; p + 4 <= keys.num; p += 4) score_some<4>(keys.rows + p * width, width, queries, num, scores + p, pitch);
+    for (; p < keys.num; p++) score_some<1>(keys.rows + p * width, width, queries, num, scores + p, pitch);
+}
+
+// Weighted sums of NK vectors of the value rows `D`, those of the cache and then the ones beside, for NS rows of weights
+// (`pitch` apart).
+template <int NS, int NK, typename Value>
+inline void mix_part(Block<Value> seen, Block<Value> beside, int64_t width, int64_t k, const float* weights,
+                     int64_t pitch, float* out) {
+    Floats sums[NS * NK];
+#pragma GCC unroll 32
+    for (int i = 0; i < NS * NK; i++) sums[i] = Floats{};
+    const auto add = [&](const Block<Value>& values, const float* weight) {
+        for (int64_t p = 0; p < values.num; p++) {
+            Floats value[NK];
+#pragma GCC unroll 4
+            for (int i = 0; i < NK; i++) value[i] = load(values.rows + p * width + k + i * LANES);
+#pragma GCC unroll 8
+            for (int j = 0; j < NS; j++) {
+                const Floats share = Floats{} + weight[j * pitch + p];
+#pragma GCC unroll 4
+                for (int i = 0; i < NK; i++) sums[j * NK + i] += share * value[i];
+            }
+        }
+    };
+    add(seen, weights);
+    add(beside, weights + seen.num);
+#pragma GCC unroll 8
+    for (int j = 0; j < NS; j++)
+#pragma GCC unroll 4
+        for (int i = 0; i < NK; i++) store(out + j * width + k + i * LANES, sums[j * NK + i]);
+}
+
+// All of the value rows.
+template <int NS, typename Value>
+inline void mix(Block<Value> seen, Block<Value> beside, int64_t width, const float* weights, int64_t pitch, float* out) {
+    int64_t k = 0;
+    for (; k + 4 * LANES <= width; k += 4 * LANES) mix_part<NS, 4>(seen, beside, width, k, weights, pitch, out);
+    for (; k + LANES <= width; k += LANES) mix_part<NS, 1>(seen, beside, width, k, weights, pitch, out);
     for (; k < width; k++)
         for (int j = 0; j < NS; j++) {
             float total = 0;
@@ -357,6 +461,27 @@ inline void mix(Values<Value> seen, Values<Value> beside, int64_t width, const f
                 total = std::fma(weights[j * pitch + seen.num + p], get(beside.rows[p * width + k]), total);
             out[j * width + k] = total;
         }
+}
+
+// A head `D` of one row, turned by its position where there are angles, times `scale`.
+template <typename Value, typename Result>
+inline void turn(const float* x, const Value* cos, const Value* sin, int64_t width, float scale, Result* to) {
+    const int64_t half = width / 2;
+    int64_t k = 0;
+    if (!cos) {
+        for (; k + LANES <= width; k += LANES) store(to + k, load(x + k) * scale);
+        for (; k < width; k++) put(to + k, x[k] * scale);
+        return;
+    }
+    for (; k + LANES <= half; k += LANES) {
+        const Floats low = load(x + k), high = load(x + half + k);
+        store(to + k, (low * load(cos + k) + high * load(sin + k)) * scale);
+        store(to + half + k, (high * load(cos + half + k) + low * load(sin + half + k)) * scale);
+    }
+    for (; k < half; k++) {
+        put(to + k, std::fma(x[k], get(cos[k]), x[half + k] * get(sin[k])) * scale);
+        put(to + half + k, std::fma(x[half + k], get(cos[half + k]), x[k] * get(sin[half + k])) * scale);
+    }
 }
 
 }  // namespace
@@ -397,19 +522,19 @@ inline bool sees(const Rows& rows, int64_t row, int64_t other) {
 // This thread's rows of a layer's matrices, as they are read one after the other.
 template <typename Value>
 Stretch<Value> out_rows(const Attention& layer) {
-    const Range mine = part(layer.d, WEIGHT_ROWS);
+    const Range mine = part(layer.d, GROUP);
     return {static_cast<const Value*>(layer.out), layer.num_queries * layer.width, mine.first, mine.last};
 }
 
 template <typename Value>
 Stretch<Value> qkv_rows(const Attention& layer) {
-    const Range mine = part((layer.num_queries + 2 * layer.num_keys) * layer.width, WEIGHT_ROWS);
+    const Range mine = part((layer.num_queries + 2 * layer.num_keys) * layer.width, GROUP);
     return {static_cast<const Value*>(layer.qkv), layer.d, mine.first, mine.last};
 }
 
 template <typename Value>
 Stretch<Value> down_rows(const FeedForward& layer) {
-    const Range mine = part(layer.d, WEIGHT_ROWS);
+    const Range mine = part(layer.d, GROUP);
     return {static_cast<const Value*>(layer.down), layer.inner, mine.first, mine.last};
 }
 
@@ -461,46 +586,37 @@ auto attention(const Attention& layer, const Rows& rows, Value* keys, Value* val
 
         const Range places = part(T * num_heads, 1);
         for (int64_t place = places.first; place < places.last; place++) {
-            const int64_t t = place / num_heads, head = place % num_heads, half = D / 2;
+            const int64_t t = place / num_heads, head = place % num_heads;
             const bool is_query = head < layer.num_queries, is_value = head >= layer.num_queries + layer.num_keys;
             const int64_t key_head = (head - layer.num_queries) % layer.num_keys;
-            float* const x = projected + place * D;
-            const bool turns = cos && !is_value;
-            const int64_t row = turns ? rows.positions[t] * D : 0;
-            const auto turned = [&](int64_t k) {
-                return turns ? x[k] * get(cos[row + k]) + x[k < half ? k + half : k - half] * get(sin[row + k]) : x[k];
-            };
+            const float* const x = projected + place * D;
+            const int64_t angle = cos ? rows.positions[t] * D : 0;
             if (is_query) {
-                float* const to = queries + (head * T + t) * D;
-                for (int64_t k = 0; k < D; k++) to[k] = turned(k) * layer.scale;
+                turn(x, cos ? cos + angle : cos, sin + angle, D, layer.scale, queries + (head * T + t) * D);
                 continue;
             }
             Value* const to = (is_value ? own_values : own_keys) + (key_head * T + t) * D;
-            for (int64_t k = 0; k < D; k++) put(to + k, turned(k));
+            turn(x, cos && !is_value ? cos + angle : nullptr, sin + angle, D, 1.0f, to);
             if (rows.write)
                 std::copy(to, to + D, (is_value ? values : keys) + (key_head * capacity + rows.start + t) * D);
         }
 #pragma omp barrier
 
         static thread_local Room<float> scores_room, mixed_room;
-        scores_room.resize(STATE_ROWS * pitch);
-        mixed_room.resize(STATE_ROWS * D);
+        scores_room.resize(QUERIES * pitch);
+        mixed_room.resize(QUERIES * D);
         float* const scores = scores_room.data();
         float* const mixed = mixed_room.data();
         const Range heads = part(layer.num_queries * T, 1);
         for (int64_t first = heads.first; first < heads.last;) {
             const int64_t key_head = first / per_key;
-            const int num = int(std::min({heads.last - first, (key_head + 1) * per_key - first, int64_t(STATE_ROWS)}));
+            const int num = int(std::min({heads.last - first, (key_head + 1) * per_key - first, int64_t(QUERIES)}));
             const Value* seen_keys = keys + key_head * capacity * D;
             const Value* seen_values = values + key_head * capacity * D;
             const Value* beside_keys = own_keys + key_head * T * D;
             const Value* beside_values = own_values + key_head * T * D;
-            const Stretch<Value> seen_rows{seen_keys, D, 0, rows.start};
-            const Stretch<Value> beside_rows{beside_keys, D, 0, T};
-            products(seen_rows, queries + first * D, num,
-                     [&](int64_t p, int j, float total) { scores[j * pitch + p] = total; });
-            products(beside_rows, queries + first * D, num,
-                     [&](int64_t p, int j, float total) { scores[j * pitch + rows.start + p] = total; });
+            score(Block<Value>{seen_keys, rows.start}, D, queries + first * D, num, scores, pitch);
+            score(Block<Value>{beside_keys, T}, D, queries + first * D, num, scores + rows.start, pitch);
             for (int j = 0; j < num; j++) {
                 float* const row = scores + j * pitch;
                 for (int64_t other = 0; other < T; other++)
@@ -508,8 +624,8 @@ auto attention(const Attention& layer, const Rows& rows, Value* keys, Value* val
                 std::fill(row + num_scores, row + pitch, NOT_SEEN);
                 soften(row, pitch);
             }
-            const Values<Value> seen{seen_values, rows.start}, beside{beside_values, T};
-            with_constant(num, [&](auto count) {
+            const Block<Value> seen{seen_values, rows.start}, beside{beside_values, T};
+            with_constant<1, QUERIES>(num, [&](auto count) {
                 mix<decltype(count)::value>(seen, beside, D, scores, pitch, mixed);
             });
             for (int j = 0; j < num; j++) {
@@ -595,7 +711,7 @@ void linear(const Value* states, const Value* weight, const Value* bias, Value* 
     for (int64_t k = 0; k < T * size; k++) rows[k] = get(states[k]);
 #pragma omp parallel num_threads(num_threads)
     {
-        const Range mine = part(num_out, WEIGHT_ROWS);
+        const Range mine = part(num_out, GROUP);
         const Stretch<Value> stretch{weight, size, mine.first, mine.last};
         products(stretch, rows, T, [&](int64_t n, int t, float total) {
             put(result + t * num_out + n, total + (bias ? get(bias[n]) : 0.0f));
